@@ -1,0 +1,270 @@
+//! Rice streams: low bits packed, quotients in unary, and rare large numbers apart.
+
+use crate::bits::{bits_at, word_at, zero_from, BitWriter};
+use crate::error::{Error, Result};
+
+/// Largest quotient in a stream with escapes; it announces an escape.
+const ESCAPE: u64 = 24;
+
+/// What numbers a stream may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Escapes {
+    /// Any quotient is written out; `k` is at most 24 [F16].
+    Never,
+    /// Numbers with a quotient of 24 or more stand apart, in so many bytes.
+    Width(usize),
+}
+
+/// Bytes that `encode` takes for these numbers with this `k`.
+fn cost(numbers: impl Iterator<Item = u64>, k: u32, escapes: Escapes) -> u64 {
+    let (mut n, mut unary, mut apart) = (0u64, 0u64, 0u64);
+    for number in numbers {
+        let q = number >> k;
+        n += 1;
+        match escapes {
+            Escapes::Width(width) if q >= ESCAPE => {
+                unary += ESCAPE + 1;
+                apart += width as u64;
+            }
+            _ => unary += q + 1,
+        }
+    }
+    1 + (n * u64::from(k)).div_ceil(8) + unary.div_ceil(8) + apart
+}
+
+/// The best `k` near the one that suits a geometric distribution, and its cost in bytes.
+pub fn choose(numbers: impl Iterator<Item = u64> + Clone, escapes: Escapes) -> (u32, u64) {
+    let most = match escapes {
+        Escapes::Never => 24,
+        Escapes::Width(_) => 63,
+    };
+    let (mut n, mut sum) = (0u64, 0f64);
+    for number in numbers.clone() {
+        n += 1;
+        sum += number as f64;
+    }
+    // ln 2 times the mean: the golden-ratio refinement is within the three tried below.
+    let guess = (sum / n.max(1) as f64 * std::f64::consts::LN_2)
+        .max(1.0)
+        .log2()
+        .round() as u32;
+    let from = guess.min(most).saturating_sub(1);
+    let mut best = (from, u64::MAX);
+    for k in from..=(from + 2).min(most) {
+        let bytes = cost(numbers.clone(), k, escapes);
+        if bytes < best.1 {
+            best = (k, bytes);
+        }
+    }
+    if guess > 8 && matches!(escapes, Escapes::Width(_)) {
+        // A few huge numbers drag the mean far from the rest; escapes make small k good there.
+        for k in 0..4 {
+            let bytes = cost(numbers.clone(), k, escapes);
+            if bytes < best.1 {
+                best = (k, bytes);
+            }
+        }
+    }
+    best
+}
+
+/// Appends a stream of `numbers` with parameter `k`.
+pub fn encode(
+    numbers: impl Iterator<Item = u64> + Clone,
+    k: u32,
+    escapes: Escapes,
+    out: &mut Vec<u8>,
+) {
+    let escaped = |number: u64| matches!(escapes, Escapes::Width(_)) && number >> k >= ESCAPE;
+    out.push(k as u8);
+    let mut bits = BitWriter::new(out);
+    for number in numbers.clone() {
+        let low = if escaped(number) {
+            0
+        } else {
+            number & ((1u64 << k) - 1)
+        };
+        bits.put(low, k);
+    }
+    bits.finish();
+    let mut bits = BitWriter::new(out);
+    for number in numbers.clone() {
+        bits.put_unary(if escaped(number) { ESCAPE } else { number >> k });
+    }
+    bits.finish();
+    if let Escapes::Width(width) = escapes {
+        for number in numbers.filter(|&n| escaped(n)) {
+            out.extend_from_slice(&number.to_le_bytes()[..width]);
+        }
+    }
+}
+
+/// Reads a stream of `n` numbers from the front of `input` and returns how many bytes it took.
+///
+/// `emit` gets the numbers in order, except that with escapes an escaped one comes as
+/// `(index, None)` first and again with its value when the stream's end is read.
+pub fn decode(
+    input: &[u8],
+    n: usize,
+    escapes: Escapes,
+    mut emit: impl FnMut(usize, Option<u64>) -> Result<()>,
+) -> Result<usize> {
+    let short = || Error::corrupt("a Rice stream is cut short");
+    let (&k, rest) = input.split_first().ok_or_else(short)?;
+    let most = match escapes {
+        Escapes::Never => 24,
+        Escapes::Width(_) => 63,
+    };
+    if k > most {
+        return Err(Error::corrupt(format!(
+            "Rice parameter {k} is above {most} [F16]"
+        )));
+    }
+    let k = u32::from(k);
+    let low_bits = n.checked_mul(k as usize).ok_or_else(short)?;
+    let low_bytes = low_bits.div_ceil(8);
+    if low_bytes > rest.len() {
+        return Err(short());
+    }
+    let (low, unary) = rest.split_at(low_bytes);
+    if !zero_from(low, low_bits) {
+        return Err(Error::corrupt(
+            "padding behind the low bits is not zero [F2]",
+        ));
+    }
+    let mut apart = 0usize;
+    let mut seen = 0usize;
+    let mut next = 0usize; // first bit that belongs to the next number
+    let mut byte = 0usize;
+    while seen < n {
+        if byte >= unary.len() {
+            return Err(short());
+        }
+        let mut word = word_at(unary, byte);
+        while word != 0 && seen < n {
+            let bit = byte * 8 + word.trailing_zeros() as usize;
+            word &= word - 1;
+            let q = (bit - next) as u64;
+            next = bit + 1;
+            let low = bits_at(low, seen * k as usize, k);
+            match escapes {
+                Escapes::Width(_) if q >= ESCAPE => {
+                    if q > ESCAPE || low != 0 {
+                        return Err(Error::corrupt("an escape is not in its one form [F2]"));
+                    }
+                    apart += 1;
+                    emit(seen, None)?;
+                }
+                _ => {
+                    if q.leading_zeros() < k {
+                        return Err(Error::corrupt("a number exceeds 64 bits"));
+                    }
+                    emit(seen, Some(q << k | low))?;
+                }
+            }
+            seen += 1;
+        }
+        byte += 8;
+    }
+    let unary_bytes = next.div_ceil(8);
+    if !zero_from(&unary[..unary_bytes], next) {
+        return Err(Error::corrupt(
+            "padding behind the unary part is not zero [F2]",
+        ));
+    }
+    let used = 1 + low_bytes + unary_bytes;
+    let Escapes::Width(width) = escapes else {
+        return Ok(used);
+    };
+    if apart == 0 {
+        return Ok(used);
+    }
+    let end = apart
+        .checked_mul(width)
+        .and_then(|b| b.checked_add(used))
+        .ok_or_else(short)?;
+    let values = input.get(used..end).ok_or_else(short)?;
+    let mut at = 0;
+    // The escaped numbers are found again by a second walk over the quotients.
+    second_walk(unary, n, |index| {
+        let mut raw = [0; 8];
+        raw[..width].copy_from_slice(&values[at..at + width]);
+        at += width;
+        let number = u64::from_le_bytes(raw);
+        if number >> k < ESCAPE {
+            return Err(Error::corrupt("an escape holds a small number [F17]"));
+        }
+        emit(index, Some(number))
+    })?;
+    Ok(end)
+}
+
+/// Calls `escaped` with the index of every number whose quotient announces an escape.
+fn second_walk(unary: &[u8], n: usize, mut escaped: impl FnMut(usize) -> Result<()>) -> Result<()> {
+    let (mut seen, mut next, mut byte) = (0usize, 0usize, 0usize);
+    while seen < n && byte < unary.len() {
+        let mut word = word_at(unary, byte);
+        while word != 0 && seen < n {
+            let bit = byte * 8 + word.trailing_zeros() as usize;
+            word &= word - 1;
+            if (bit - next) as u64 == ESCAPE {
+                escaped(seen)?;
+            }
+            next = bit + 1;
+            seen += 1;
+        }
+        byte += 8;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn round_trip(numbers: &[u64], escapes: Escapes) {
+        let (k, bytes) = choose(numbers.iter().copied(), escapes);
+        let mut out = vec![];
+        encode(numbers.iter().copied(), k, escapes, &mut out);
+        assert_eq!(out.len() as u64, bytes, "the cost is exact");
+        let mut got = vec![None; numbers.len()];
+        out.extend_from_slice(&[0xff; 3]);
+        let used = decode(&out, numbers.len(), escapes, |i, v| {
+            got[i] = v;
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(used as u64, bytes);
+        assert!(got.iter().zip(numbers).all(|(g, n)| *g == Some(*n)));
+        for end in 0..used {
+            let r = decode(&out[..end], numbers.len(), escapes, |_, _| Ok(()));
+            assert!(r.is_err(), "a cut at {end} of {used} is seen");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn small_numbers(numbers in prop::collection::vec(0u64..5000, 0..200)) {
+            round_trip(&numbers, Escapes::Never);
+            round_trip(&numbers, Escapes::Width(2));
+        }
+
+        #[test]
+        fn any_numbers(numbers in prop::collection::vec((any::<u64>(), 0u32..64), 0..60)) {
+            let numbers: Vec<u64> = numbers.into_iter().map(|(v, s)| v >> s).collect();
+            round_trip(&numbers, Escapes::Width(8));
+        }
+
+        #[test]
+        fn any_bytes_are_an_error_or_numbers(
+            bytes in prop::collection::vec(any::<u8>(), 0..100), n in 0usize..200, wide in any::<bool>(),
+        ) {
+            let escapes = if wide { Escapes::Width(4) } else { Escapes::Never };
+            let mut count = 0;
+            if decode(&bytes, n, escapes, |i, v| { assert!(i < n); count += usize::from(v.is_some()); Ok(()) }).is_ok() {
+                prop_assert_eq!(count, n);
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Value codecs: what the changed elements become.
+
+use deltawire_kernels::ordered::{advance, ordered, Order};
+use deltawire_kernels::Word;
+
+use super::positions::{decode_gaps, gaps};
+use super::rice::{self, Escapes};
+use super::stage::{compress, decompress};
+use crate::bits::{put_varint, take_varint, zero_from};
+use crate::error::{Error, Result};
+
+/// How values are written. Ids are those of the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ValueCodec {
+    /// New elements one after the other.
+    Raw = 0,
+    /// New elements, each byte of them in a plane of its own.
+    Planes = 1,
+    /// Steps from the old elements in ordered-integer space.
+    Step = 2,
+}
+
+impl ValueCodec {
+    /// Every codec.
+    pub const ALL: [Self; 3] = [Self::Raw, Self::Planes, Self::Step];
+
+    /// By id.
+    pub fn from_id(id: u8) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|c| *c as u8 == id)
+            .ok_or_else(|| Error::corrupt(format!("value codec {id} is reserved [F15]")))
+    }
+
+    /// As `inspect` shows it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Planes => "planes",
+            Self::Step => "step",
+        }
+    }
+
+    /// Most bytes a stream of `count` values of `width` bytes can have.
+    pub fn max_len(self, count: u32, width: usize) -> u64 {
+        let (count, width) = (u64::from(count), width as u64);
+        match self {
+            Self::Raw => count * width,
+            Self::Planes => width * (4 + count),
+            // Signs; exceptions as a Rice stream of gaps; k up to 63, 25 unary bits, escapes.
+            Self::Step => 64 + count.div_ceil(8) + 4 * count + count * (8 + 4 + width),
+        }
+    }
+}
+
+/// Decoded values, in the order of the positions.
+#[derive(Clone, Debug, Default)]
+pub struct Values<W> {
+    words: Vec<W>,
+    steps: bool,
+}
+
+impl<W: Word> Values<W> {
+    /// Whether they are relative to the old elements.
+    pub fn are_steps(&self) -> bool {
+        self.steps
+    }
+
+    /// New value `i`, given the old one.
+    #[inline(always)]
+    pub fn resolve(&self, i: usize, old: W, order: Order) -> W {
+        if self.steps {
+            advance(old, self.words[i], order)
+        } else {
+            self.words[i]
+        }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+}
+
+/// Appends raw values.
+pub fn encode_raw<W: Word>(new: &[W], out: &mut Vec<u8>) {
+    out.reserve(new.len() * W::WIDTH);
+    new.iter().for_each(|w| w.append(out));
+}
+
+/// Appends byte planes, most significant first, each compressed where that makes it smaller.
+pub fn encode_planes<W: Word>(new: &[W], out: &mut Vec<u8>) {
+    let mut plane = Vec::with_capacity(new.len());
+    for byte in (0..W::WIDTH).rev() {
+        plane.clear();
+        plane.extend(new.iter().map(|w| (w.to_u64() >> (8 * byte)) as u8));
+        let packed = compress(&plane);
+        let (head, body) = if packed.len() < plane.len() {
+            (packed.len() as u32 | 1 << 31, &packed)
+        } else {
+            (plane.len() as u32, &plane)
+        };
+        out.extend_from_slice(&head.to_le_bytes());
+        out.extend_from_slice(body);
+    }
+}
+
+/// Appends steps; no pair may be equal.
+pub fn encode_steps<W: Word>(old: &[W], new: &[W], order: Order, out: &mut Vec<u8>) {
+    debug_assert!(old.iter().zip(new).all(|(a, b)| a != b));
+    let step = |i: usize| {
+        ordered(new[i], order)
+            .wrapping_sub(ordered(old[i], order))
+            .to_i64()
+    };
+    let signs = out.len();
+    out.resize(signs + new.len().div_ceil(8), 0);
+    let mut at = Vec::new();
+    let mut excess = Vec::new();
+    for i in 0..new.len() {
+        let d = step(i);
+        if d > 0 {
+            out[signs + i / 8] |= 1 << (i % 8);
+        }
+        let magnitude = d.unsigned_abs();
+        if magnitude > 1 {
+            at.push(i as u32);
+            excess.push(magnitude - 2);
+        }
+    }
+    put_varint(at.len() as u64, out);
+    if at.is_empty() {
+        return;
+    }
+    let (k, bytes) = rice::choose(gaps(&at), Escapes::Never);
+    put_varint(bytes, out);
+    rice::encode(gaps(&at), k, Escapes::Never, out);
+    let escapes = Escapes::Width(W::WIDTH);
+    let (k, _) = rice::choose(excess.iter().copied(), escapes);
+    rice::encode(excess.iter().copied(), k, escapes, out);
+}
+
+/// Replaces `out` by the `count` values of `stream`.
+pub fn decode<W: Word>(
+    codec: ValueCodec,
+    stream: &[u8],
+    count: u32,
+    out: &mut Values<W>,
+) -> Result<()> {
+    out.words.clear();
+    out.steps = codec == ValueCodec::Step;
+    let count = count as usize;
+    match codec {
+        ValueCodec::Raw => {
+            if stream.len() != count * W::WIDTH {
+                return Err(Error::corrupt(format!(
+                    "{} bytes of raw values do not hold {count} elements of {} bytes",
+                    stream.len(),
+                    W::WIDTH
+                )));
+            }
+            out.words.extend(stream.chunks_exact(W::WIDTH).map(W::read));
+            Ok(())
+        }
+        ValueCodec::Planes => decode_planes(stream, count, &mut out.words),
+        ValueCodec::Step => decode_steps(stream, count, &mut out.words),
+    }
+}
+
+fn decode_planes<W: Word>(stream: &[u8], count: usize, out: &mut Vec<W>) -> Result<()> {
+    let short = || Error::corrupt("byte planes are cut short");
+    let mut rest = stream;
+    let mut scratch = Vec::new();
+    for byte in (0..W::WIDTH).rev() {
+        let (head, body) = rest.split_first_chunk::<4>().ok_or_else(short)?;
+        let head = u32::from_le_bytes(*head);
+        let stored = body.get(..(head & !(1 << 31)) as usize).ok_or_else(short)?;
+        rest = &body[stored.len()..];
+        let plane = if head >> 31 == 1 {
+            decompress(stored, count as u64, &mut scratch)?;
+            &scratch[..]
+        } else {
+            stored
+        };
+        if plane.len() != count {
+            return Err(Error::corrupt(format!(
+                "a byte plane holds {} bytes for {count} elements",
+                plane.len()
+            )));
+        }
+        let part = |b: u8| W::from_u64(u64::from(b) << (8 * byte));
+        if byte == W::WIDTH - 1 {
+            out.extend(plane.iter().map(|&b| part(b)));
+        } else {
+            // Disjoint bits: adding is or-ing.
+            out.iter_mut()
+                .zip(plane)
+                .for_each(|(w, &b)| *w = w.wrapping_add(part(b)));
+        }
+    }
+    if rest.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::corrupt("byte planes do not end with the stream"))
+    }
+}
+
+fn decode_steps<W: Word>(stream: &[u8], count: usize, out: &mut Vec<W>) -> Result<()> {
+    let wrong = |what: &str| Error::corrupt(format!("steps {what} [F15]"));
+    let signs_len = count.div_ceil(8);
+    if stream.len() < signs_len {
+        return Err(wrong("are cut short"));
+    }
+    let (signs, mut rest) = stream.split_at(signs_len);
+    if !zero_from(signs, count) {
+        return Err(wrong("have padding that is not zero"));
+    }
+    let positive = |i: usize| signs[i / 8] >> (i % 8) & 1 == 1;
+    let minus_one = W::default().wrapping_sub(W::from_u64(1));
+    let one = W::from_u64(1);
+    out.extend((0..count).map(|i| if positive(i) { one } else { minus_one }));
+    let exceptions = take_varint(&mut rest)?;
+    if exceptions > count as u64 {
+        return Err(wrong("have more exceptions than changes"));
+    }
+    if exceptions > 0 {
+        let exceptions = exceptions as usize;
+        let length = take_varint(&mut rest)?;
+        if length > rest.len() as u64 {
+            return Err(wrong("are cut short"));
+        }
+        let (ranks, magnitudes) = rest.split_at(length as usize);
+        let mut at = Vec::new();
+        if decode_gaps(ranks, exceptions, count as u32, |p| at.push(p))? != ranks.len() {
+            return Err(wrong("have exceptions of another length than stated"));
+        }
+        let most = W::SIGN.to_u64();
+        let used = rice::decode(
+            magnitudes,
+            exceptions,
+            Escapes::Width(W::WIDTH),
+            |i, excess| {
+                let Some(excess) = excess else { return Ok(()) };
+                let index = at[i] as usize;
+                // The one magnitude 2^(w-1) is that of the lowest step, which is negative.
+                let limit = if positive(index) { most - 1 } else { most };
+                if excess > limit.saturating_sub(2) || limit < 2 {
+                    return Err(wrong("leave the element's range"));
+                }
+                let magnitude = W::from_u64(excess + 2);
+                out[index] = if positive(index) {
+                    magnitude
+                } else {
+                    W::default().wrapping_sub(magnitude)
+                };
+                Ok(())
+            },
+        )?;
+        rest = &magnitudes[used..];
+    }
+    if rest.is_empty() {
+        Ok(())
+    } else {
+        Err(wrong("do not end with the stream"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check<W: Word>(pairs: &[(u64, u64)]) {
+        let pairs: Vec<(W, W)> = pairs
+            .iter()
+            .map(|&(a, b)| (W::from_u64(a), W::from_u64(b)))
+            .filter(|(a, b)| a != b)
+            .collect();
+        let old: Vec<W> = pairs.iter().map(|p| p.0).collect();
+        let new: Vec<W> = pairs.iter().map(|p| p.1).collect();
+        let count = new.len() as u32;
+        for order in [Order::Float, Order::Integer] {
+            for codec in ValueCodec::ALL {
+                let mut stream = vec![];
+                match codec {
+                    ValueCodec::Raw => encode_raw(&new, &mut stream),
+                    ValueCodec::Planes => encode_planes(&new, &mut stream),
+                    ValueCodec::Step => encode_steps(&old, &new, order, &mut stream),
+                }
+                assert!(stream.len() as u64 <= codec.max_len(count, W::WIDTH));
+                let mut values = Values::default();
+                decode(codec, &stream, count, &mut values).unwrap();
+                let got: Vec<W> = (0..new.len())
+                    .map(|i| values.resolve(i, old[i], order))
+                    .collect();
+                assert_eq!(got, new, "{codec:?} {order:?}");
+                for end in 0..stream.len() {
+                    assert!(decode(codec, &stream[..end], count, &mut values).is_err());
+                }
+                stream.push(0);
+                assert!(decode(codec, &stream, count, &mut values).is_err());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_codec_round_trips(
+            near in prop::collection::vec((any::<u64>(), -3i64..4), 0..40),
+            far in prop::collection::vec((any::<u64>(), any::<u64>()), 0..40),
+        ) {
+            let mut pairs = far;
+            pairs.extend(near.iter().map(|&(a, d)| (a, a.wrapping_add(d as u64))));
+            pairs.push((0, 0x8080_8080_8080_8080));
+            check::<u8>(&pairs);
+            check::<u16>(&pairs);
+            check::<u32>(&pairs);
+            check::<u64>(&pairs);
+        }
+
+        #[test]
+        fn any_bytes_are_an_error_or_values(
+            stream in prop::collection::vec(any::<u8>(), 0..80), count in 1u32..60,
+        ) {
+            for codec in ValueCodec::ALL {
+                let mut a = Values::<u8>::default();
+                if decode(codec, &stream, count, &mut a).is_ok() {
+                    prop_assert_eq!(a.len(), count as usize);
+                }
+                let mut a = Values::<u64>::default();
+                if decode(codec, &stream, count, &mut a).is_ok() {
+                    prop_assert_eq!(a.len(), count as usize);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! The header of a delta.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Cursor;
+
+use deltawire_kernels::Digest;
+use serde::de::{self, DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_bytes::ByteArray;
+
+use crate::codec::stage;
+use crate::error::{Error, Kind, Result};
+use crate::limits::Limits;
+use crate::table::Tensor;
+
+/// First bytes of a delta.
+pub const MAGIC: [u8; 8] = *b"\x93DWIRE\x1a\n";
+/// Version that this crate writes and reads.
+pub const MAJOR: u16 = 1;
+/// Minor version that this crate writes.
+pub const MINOR: u16 = 0;
+/// Bytes before the payload.
+pub const FIXED_LEN: usize = 32;
+/// Bytes of a checksum.
+pub const CRC_LEN: usize = 4;
+
+/// Required feature: the payload is an LZ4 stage.
+const LZ4_HEADER: u64 = 1;
+const KNOWN_REQUIRED: u64 = LZ4_HEADER;
+
+/// What a delta says about itself before its first chunk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Run name.
+    pub run: String,
+    /// Version that the delta leads to.
+    pub version: u64,
+    /// Version that it starts from.
+    pub base_version: Option<u64>,
+    /// State digest of the base, where the writer knew it beforehand.
+    pub base_state: Option<Digest>,
+    /// Profile's name; informative.
+    pub profile: String,
+    /// Free text.
+    pub meta: BTreeMap<String, String>,
+    /// The tensor table.
+    pub tensors: Vec<Tensor>,
+    /// Major and minor version as read.
+    pub format: (u16, u16),
+}
+
+/// Name, dtype, width, shape, tile.
+type Entry = (String, String, u8, Vec<u64>, [u64; 2]);
+
+#[derive(Serialize, Deserialize)]
+struct Payload {
+    run: String,
+    version: u64,
+    base_version: Option<u64>,
+    base_state: Option<ByteArray<16>>,
+    profile: String,
+    #[serde(deserialize_with = "unique_keys")]
+    meta: BTreeMap<String, String>,
+    tensors: Vec<Entry>,
+}
+
+fn unique_keys<'de, D: Deserializer<'de>>(
+    de: D,
+) -> std::result::Result<BTreeMap<String, String>, D::Error> {
+    struct Unique;
+    impl<'de> Visitor<'de> for Unique {
+        type Value = BTreeMap<String, String>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map of strings")
+        }
+        fn visit_map<A: MapAccess<'de>>(
+            self,
+            mut map: A,
+        ) -> std::result::Result<Self::Value, A::Error> {
+            let mut out = BTreeMap::new();
+            while let Some((key, value)) = map.next_entry::<String, String>()? {
+                if out.insert(key, value).is_some() {
+                    return Err(de::Error::custom("a key repeats"));
+                }
+            }
+            Ok(out)
+        }
+    }
+    de.deserialize_map(Unique)
+}
+
+pub(crate) fn to_bytes16(digest: Option<Digest>) -> Option<ByteArray<16>> {
+    digest.map(|d| ByteArray::new(d.to_bytes()))
+}
+
+pub(crate) fn from_bytes16(bytes: Option<ByteArray<16>>) -> Option<Digest> {
+    bytes.map(|b| Digest::from_bytes(*b))
+}
+
+/// A payload as MessagePack with string keys, and whether LZ4 made it smaller.
+pub(crate) fn pack<T: Serialize>(payload: &T) -> Result<(Vec<u8>, bool)> {
+    let plain = rmp_serde::to_vec_named(payload)
+        .map_err(|e| Error::new(Kind::Layout, format!("cannot be written: {e}")))?;
+    let packed = stage::compress(&plain);
+    if packed.len() < plain.len() {
+        return Ok((packed, true));
+    }
+    Ok((plain, false))
+}
+
+/// Undoes `pack`.
+pub(crate) fn unpack<T: DeserializeOwned>(
+    stored: &[u8],
+    lz4: bool,
+    limits: &Limits,
+    what: &str,
+) -> Result<T> {
+    let mut scratch = Vec::new();
+    let plain = if lz4 {
+        stage::decompress(stored, limits.max_header_bytes, &mut scratch)?;
+        &scratch[..]
+    } else {
+        stored
+    };
+    // The decoder would take an array for a map.
+    if !matches!(plain.first(), Some(0x80..=0x8f | 0xde | 0xdf)) {
+        return Err(Error::corrupt(format!("the {what} is not a map [F8]")));
+    }
+    let mut de = rmp_serde::Deserializer::new(Cursor::new(plain));
+    let payload = T::deserialize(&mut de)
+        .map_err(|e| Error::corrupt(format!("the {what} is not the expected map: {e} [F8]")))?;
+    if de.position() != plain.len() as u64 {
+        return Err(Error::corrupt(format!(
+            "bytes follow the {what}'s map [F8]"
+        )));
+    }
+    Ok(payload)
+}
+
+/// Appends a CRC-32 of `out[from..]`.
+pub(crate) fn seal(out: &mut Vec<u8>, from: usize) {
+    let crc = crc32fast::hash(&out[from..]);
+    out.extend_from_slice(&crc.to_le_bytes());
+}
+
+/// The bytes before the CRC-32 at the end of `record`, once it is right.
+pub(crate) fn unseal<'a>(record: &'a [u8], what: &str) -> Result<&'a [u8]> {
+    let (body, crc) = record
+        .split_last_chunk::<CRC_LEN>()
+        .ok_or_else(|| Error::corrupt(format!("the {what} is cut short")))?;
+    if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
+        return Err(Error::corrupt(format!(
+            "the checksum of the {what} is wrong [F3]"
+        )));
+    }
+    Ok(body)
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut raw = [0; 4];
+    raw.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(raw)
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut raw = [0; 8];
+    raw.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(raw)
+}
+
+impl Header {
+    /// The header's bytes.
+    pub fn encode(&self, limits: &Limits) -> Result<Vec<u8>> {
+        let payload = Payload {
+            run: self.run.clone(),
+            version: self.version,
+            base_version: self.base_version,
+            base_state: to_bytes16(self.base_state),
+            profile: self.profile.clone(),
+            meta: self.meta.clone(),
+            tensors: self
+                .tensors
+                .iter()
+                .map(|t| {
+                    (
+                        t.name.clone(),
+                        t.dtype.clone(),
+                        t.width,
+                        t.shape.clone(),
+                        t.tile,
+                    )
+                })
+                .collect(),
+        };
+        let (payload, lz4) = pack(&payload)?;
+        if payload.len() as u64 > limits.max_header_bytes {
+            return Err(Error::limit(format!("a header of {} bytes", payload.len())));
+        }
+        let mut out = Vec::with_capacity(FIXED_LEN + payload.len() + CRC_LEN);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&MAJOR.to_le_bytes());
+        out.extend_from_slice(&MINOR.to_le_bytes());
+        out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        out.extend_from_slice(&(if lz4 { LZ4_HEADER } else { 0 }).to_le_bytes());
+        out.extend_from_slice(&0u64.to_le_bytes());
+        out.extend_from_slice(&payload);
+        seal(&mut out, 0);
+        Ok(out)
+    }
+
+    /// Length of the whole header, from its first 32 bytes.
+    ///
+    /// Magic and major version are checked before the length is believed.
+    pub fn length(fixed: &[u8; FIXED_LEN], limits: &Limits) -> Result<u64> {
+        if fixed[..8] != MAGIC {
+            return Err(Error::corrupt("not a deltawire delta (the first bytes differ)").at(0));
+        }
+        let major = u16::from_le_bytes([fixed[8], fixed[9]]);
+        if major != MAJOR {
+            let message = format!("format version {major}, this reader knows {MAJOR} [F7]");
+            return Err(Error::new(Kind::Unsupported, message).at(8));
+        }
+        let payload = u64::from(u32_at(fixed, 12));
+        if payload > limits.max_header_bytes {
+            return Err(Error::limit(format!("a header of {payload} bytes")).at(12));
+        }
+        Ok(FIXED_LEN as u64 + payload + CRC_LEN as u64)
+    }
+
+    /// Reads a header of exactly the right length.
+    pub fn decode(record: &[u8], limits: &Limits) -> Result<Self> {
+        let short = || Error::corrupt("the header is cut short");
+        let fixed = record.first_chunk::<FIXED_LEN>().ok_or_else(short)?;
+        if Self::length(fixed, limits)? != record.len() as u64 {
+            return Err(short());
+        }
+        let body = unseal(record, "header").map_err(|e| e.at(0))?;
+        let required = u64_at(body, 16);
+        if required & !KNOWN_REQUIRED != 0 {
+            let message = format!(
+                "required features {:#x} are not known; a newer deltawire reads this delta [F7]",
+                required & !KNOWN_REQUIRED
+            );
+            return Err(Error::new(Kind::Unsupported, message).at(16));
+        }
+        let at_payload = |e: Error| e.at(FIXED_LEN as u64);
+        let payload: Payload = unpack(
+            &body[FIXED_LEN..],
+            required & LZ4_HEADER != 0,
+            limits,
+            "header",
+        )
+        .map_err(at_payload)?;
+        if payload.tensors.len() as u64 > limits.max_tensors {
+            let message = format!("{} tensors", payload.tensors.len());
+            return Err(at_payload(Error::limit(message)));
+        }
+        let mut tensors = Vec::with_capacity(payload.tensors.len());
+        for (name, dtype, width, shape, tile) in payload.tensors {
+            // A layout that no writer can mean is a corrupt delta, not a mismatch.
+            let tensor = Tensor::new(name, dtype, shape, tile).map_err(|e| match e.kind {
+                Kind::Layout => at_payload(Error {
+                    kind: Kind::Corrupt,
+                    ..e
+                }),
+                _ => at_payload(e),
+            })?;
+            if tensor.width != width {
+                let message = format!("{} elements of {width} bytes [F9]", tensor.dtype);
+                return Err(at_payload(Error::corrupt(message).of(&tensor.name)));
+            }
+            tensors.push(tensor);
+        }
+        check_unique(&tensors).map_err(|e| {
+            at_payload(Error {
+                kind: Kind::Corrupt,
+                ..e
+            })
+        })?;
+        Ok(Self {
+            run: payload.run,
+            version: payload.version,
+            base_version: payload.base_version,
+            base_state: from_bytes16(payload.base_state),
+            profile: payload.profile,
+            meta: payload.meta,
+            tensors,
+            format: (MAJOR, u16::from_le_bytes([body[10], body[11]])),
+        })
+    }
+}
+
+/// Names must not repeat [F8].
+pub(crate) fn check_unique(tensors: &[Tensor]) -> Result<()> {
+    let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|w| w[0] == w[1]) {
+        Some(twice) => Err(Error::new(
+            Kind::Layout,
+            "the name stands twice in the tensor table [F8]",
+        )
+        .of(twice[0])),
+        None => Ok(()),
+    }
+}

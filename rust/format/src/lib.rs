@@ -1,0 +1,44 @@
+//! The deltawire delta format (`spec/format-v1.md`): pure functions and streams over bytes.
+//!
+//! A delta is `header, chunk*, index, trailer`:
+//!
+//! - [`header`], [`chunk`], [`index`](mod@index): one file a structure, encoding and decoding
+//! - [`table`] and [`tiling`]: tensors as matrices, and how a writer cuts them into tiles
+//! - [`codec`]: changes of a tile as bytes; [`encode`] picks the smallest under a [`Profile`]
+//! - [`writer`]: front to back, tiles in parallel
+//! - [`reader`] by range and [`push`] front to back: whole and checked chunks
+//! - [`state`]: digests of whole tensors
+//! - [`apply`]: what a delta would do to a target, and doing it
+//!
+//! No input makes this crate panic or take memory that the input has not earned.
+
+#![forbid(unsafe_code)]
+
+pub mod apply;
+pub mod bits;
+pub mod chunk;
+pub mod codec;
+pub mod dtype;
+pub mod encode;
+pub mod error;
+pub mod header;
+pub mod index;
+pub mod limits;
+pub mod push;
+pub mod reader;
+pub mod state;
+pub mod table;
+pub mod tiling;
+pub mod writer;
+
+pub use apply::{Plan, Proof};
+pub use chunk::Chunk;
+pub use encode::Profile;
+pub use error::{Error, Kind, Result};
+pub use header::Header;
+pub use limits::Limits;
+pub use push::PushReader;
+pub use reader::{Delta, ReadAt};
+pub use table::Tensor;
+pub use tiling::Tiling;
+pub use writer::Writer;

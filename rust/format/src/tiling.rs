@@ -1,0 +1,148 @@
+//! How a writer cuts tensors into tiles.
+
+use crate::dtype::width_of;
+
+/// Rules for cutting a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    /// Most elements of a tile.
+    pub max_elements: u64,
+    /// Splits up to this many ways (a power of two) fall on tile borders where the shape allows.
+    pub ways: u64,
+    /// Shards smaller than this many elements are not cut off: small chunks cost more in headers
+    /// than a rank saves by not reading them.
+    pub min_elements: u64,
+}
+
+impl Default for Tiling {
+    fn default() -> Self {
+        Self {
+            max_elements: 1 << 18,
+            ways: 8,
+            min_elements: 1 << 16,
+        }
+    }
+}
+
+/// Names of weights that tensor parallelism splits along the input dimension (columns).
+const ROW_PARALLEL: [&str; 8] = [
+    "o_proj.weight",
+    "down_proj.weight",
+    "out_proj.weight",
+    "wo.weight",
+    "w2.weight",
+    "dense_4h_to_h.weight",
+    "attention.dense.weight",
+    "linear_fc2.weight",
+];
+
+/// The largest divisor of `n` that is a multiple of `unit` and at most `most`, if any.
+fn divisor(n: u64, unit: u64, most: u64) -> Option<u64> {
+    if !n.is_multiple_of(unit) {
+        return None;
+    }
+    let units = n / unit;
+    // Divisors come in pairs; the smaller of each is at most the root.
+    let mut best = None;
+    let mut d = 1;
+    while d * d <= units && d <= 1 << 16 {
+        if units.is_multiple_of(d) {
+            for candidate in [d * unit, units / d * unit] {
+                if candidate <= most && Some(candidate) > best {
+                    best = Some(candidate);
+                }
+            }
+        }
+        d += 1;
+    }
+    best
+}
+
+impl Tiling {
+    /// Tile shape for a tensor whose matrix is `rows` by `cols`.
+    ///
+    /// The tensor is first split as tensor parallelism would (columns for row-parallel weights,
+    /// rows for all others, 8-way where shards stay above `min_elements`); the tile is the
+    /// largest part of such a shard, below `max_elements`, that divides it evenly.
+    pub fn tile(&self, name: &str, dtype: &str, rows: u64, cols: u64) -> [u64; 2] {
+        if rows == 0 || cols == 0 {
+            return [0, 0];
+        }
+        let most = self.max_elements.max(8);
+        let unit = 8 / u64::from(width_of(dtype).unwrap_or(8));
+        let elements = rows.saturating_mul(cols);
+        let mut ways = self.ways.max(1);
+        while ways > 1 && elements / ways < self.min_elements {
+            ways /= 2;
+        }
+        let mut tile_cols = cols;
+        let mut shard_rows = rows;
+        if ROW_PARALLEL.iter().any(|suffix| name.ends_with(suffix)) {
+            while ways > 1 && !cols.is_multiple_of(ways * unit) {
+                ways /= 2;
+            }
+            tile_cols = cols / ways;
+        } else {
+            while ways > 1 && !rows.is_multiple_of(ways) {
+                ways /= 2;
+            }
+            shard_rows = rows / ways;
+        }
+        if tile_cols > most {
+            tile_cols = divisor(tile_cols, unit, most).unwrap_or(most / unit * unit);
+        }
+        let fit = (most / tile_cols).max(1);
+        let tile_rows = if shard_rows <= fit {
+            shard_rows
+        } else {
+            match divisor(shard_rows, 1, fit) {
+                // An awkward number of rows may only have tiny divisors; then borders give way.
+                Some(d) if d * 4 >= fit => d,
+                _ => fit,
+            }
+        };
+        // 2^32 - 1 tiles at most.
+        let mut tile = [tile_rows, tile_cols];
+        while rows
+            .div_ceil(tile[0])
+            .saturating_mul(cols.div_ceil(tile[1]))
+            > u64::from(u32::MAX)
+        {
+            tile[0] *= 2;
+        }
+        tile
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Tensor;
+    use proptest::prelude::*;
+
+    #[test]
+    fn splits_fall_on_tile_borders() {
+        let t = Tiling::default();
+        // Column-parallel: rows in eight, whole rows.
+        assert_eq!(t.tile("q_proj.weight", "BF16", 4096, 4096), [64, 4096]);
+        // Row-parallel: columns in eight.
+        assert_eq!(t.tile("x.o_proj.weight", "BF16", 4096, 4096), [512, 512]);
+        // Awkward rows, still on the shards' borders: 1536 / 8 = 192, in parts of 192.
+        assert_eq!(t.tile("gate_proj.weight", "BF16", 1536, 576), [192, 576]);
+        // Small ones stay whole.
+        assert_eq!(t.tile("k_proj.weight", "BF16", 192, 576), [192, 576]);
+        assert_eq!(t.tile("norm.weight", "BF16", 576, 1), [576, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_tile_is_valid(
+            rows in 0u64..1 << 30, cols in 0u64..1 << 20, down in any::<bool>(),
+            dtype in prop::sample::select(vec!["I8", "BF16", "F32", "F64"]),
+        ) {
+            let name = if down { "down_proj.weight" } else { "up_proj.weight" };
+            let tile = Tiling::default().tile(name, dtype, rows, cols);
+            prop_assert!(Tensor::new(name.into(), dtype.into(), vec![rows, cols], tile).is_ok(), "{tile:?}");
+        }
+    }
+}

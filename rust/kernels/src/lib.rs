@@ -1,0 +1,20 @@
+//! The inner loops of deltawire over dense tensor memory.
+//!
+//! - [`matrix`]: tensors as byte matrices, read ([`Matrix`]) or changed in place ([`Target`])
+//! - [`scan`]: which elements of two matrices differ
+//! - [`digest`]: the additive state digest, whole and incremental
+//! - [`ordered`]: ordered-integer space, in which neighbouring floats differ by one
+//!
+//! This is the only crate of the core with `unsafe`; every use states why it holds. Each
+//! vectorised loop has a scalar twin that the tests compare it with, and is chosen when the
+//! program runs, by what the processor offers.
+
+pub mod digest;
+pub mod matrix;
+pub mod ordered;
+pub mod scan;
+pub mod word;
+
+pub use digest::{Digest, MixKey};
+pub use matrix::{Block, Matrix, Target};
+pub use word::Word;
