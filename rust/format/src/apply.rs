@@ -259,9 +259,8 @@ pub fn plan<R: ReadAt>(
         progress(dense)?;
     }
     if counted != delta.index.changed {
-        return Err(Error::corrupt(
-            "the index does not count the chunks' changes [F19]",
-        ));
+        let message = "the index does not count the chunks' changes [F19]";
+        return Err(Error::corrupt(message).at(delta.index_at));
     }
     if full {
         for ((tensor, claimed), found) in tensors.iter().zip(&delta.index.digests).zip(&after) {

@@ -1,17 +1,13 @@
 //! The header of a delta.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io::Cursor;
 
 use deltawire_kernels::Digest;
-use serde::de::{self, DeserializeOwned, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteArray;
 
-use crate::codec::stage;
 use crate::error::{Error, Kind, Result};
 use crate::limits::Limits;
+use crate::payload::{from_bytes16, pack, payload, to_bytes16, unpack, Text, TextMap};
 use crate::table::Tensor;
 
 /// First bytes of a delta.
@@ -51,92 +47,17 @@ pub struct Header {
 }
 
 /// Name, dtype, width, shape, tile.
-type Entry = (String, String, u8, Vec<u64>, [u64; 2]);
+type Entry = (Text, Text, u8, Vec<u64>, [u64; 2]);
 
-#[derive(Serialize, Deserialize)]
-struct Payload {
-    run: String,
+payload!(Payload {
+    run: Text,
     version: u64,
     base_version: Option<u64>,
     base_state: Option<ByteArray<16>>,
-    profile: String,
-    #[serde(deserialize_with = "unique_keys")]
-    meta: BTreeMap<String, String>,
+    profile: Text,
+    meta: TextMap,
     tensors: Vec<Entry>,
-}
-
-fn unique_keys<'de, D: Deserializer<'de>>(
-    de: D,
-) -> std::result::Result<BTreeMap<String, String>, D::Error> {
-    struct Unique;
-    impl<'de> Visitor<'de> for Unique {
-        type Value = BTreeMap<String, String>;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a map of strings")
-        }
-        fn visit_map<A: MapAccess<'de>>(
-            self,
-            mut map: A,
-        ) -> std::result::Result<Self::Value, A::Error> {
-            let mut out = BTreeMap::new();
-            while let Some((key, value)) = map.next_entry::<String, String>()? {
-                if out.insert(key, value).is_some() {
-                    return Err(de::Error::custom("a key repeats"));
-                }
-            }
-            Ok(out)
-        }
-    }
-    de.deserialize_map(Unique)
-}
-
-pub(crate) fn to_bytes16(digest: Option<Digest>) -> Option<ByteArray<16>> {
-    digest.map(|d| ByteArray::new(d.to_bytes()))
-}
-
-pub(crate) fn from_bytes16(bytes: Option<ByteArray<16>>) -> Option<Digest> {
-    bytes.map(|b| Digest::from_bytes(*b))
-}
-
-/// A payload as MessagePack with string keys, and whether LZ4 made it smaller.
-pub(crate) fn pack<T: Serialize>(payload: &T) -> Result<(Vec<u8>, bool)> {
-    let plain = rmp_serde::to_vec_named(payload)
-        .map_err(|e| Error::new(Kind::Layout, format!("cannot be written: {e}")))?;
-    let packed = stage::compress(&plain);
-    if packed.len() < plain.len() {
-        return Ok((packed, true));
-    }
-    Ok((plain, false))
-}
-
-/// Undoes `pack`.
-pub(crate) fn unpack<T: DeserializeOwned>(
-    stored: &[u8],
-    lz4: bool,
-    limits: &Limits,
-    what: &str,
-) -> Result<T> {
-    let mut scratch = Vec::new();
-    let plain = if lz4 {
-        stage::decompress(stored, limits.max_header_bytes, &mut scratch)?;
-        &scratch[..]
-    } else {
-        stored
-    };
-    // The decoder would take an array for a map.
-    if !matches!(plain.first(), Some(0x80..=0x8f | 0xde | 0xdf)) {
-        return Err(Error::corrupt(format!("the {what} is not a map [F8]")));
-    }
-    let mut de = rmp_serde::Deserializer::new(Cursor::new(plain));
-    let payload = T::deserialize(&mut de)
-        .map_err(|e| Error::corrupt(format!("the {what} is not the expected map: {e} [F8]")))?;
-    if de.position() != plain.len() as u64 {
-        return Err(Error::corrupt(format!(
-            "bytes follow the {what}'s map [F8]"
-        )));
-    }
-    Ok(payload)
-}
+});
 
 /// Appends a CRC-32 of `out[from..]`.
 pub(crate) fn seal(out: &mut Vec<u8>, from: usize) {
@@ -173,19 +94,19 @@ impl Header {
     /// The header's bytes.
     pub fn encode(&self, limits: &Limits) -> Result<Vec<u8>> {
         let payload = Payload {
-            run: self.run.clone(),
+            run: Text(self.run.clone()),
             version: self.version,
             base_version: self.base_version,
             base_state: to_bytes16(self.base_state),
-            profile: self.profile.clone(),
-            meta: self.meta.clone(),
+            profile: Text(self.profile.clone()),
+            meta: TextMap(self.meta.clone()),
             tensors: self
                 .tensors
                 .iter()
                 .map(|t| {
                     (
-                        t.name.clone(),
-                        t.dtype.clone(),
+                        Text(t.name.clone()),
+                        Text(t.dtype.clone()),
                         t.width,
                         t.shape.clone(),
                         t.tile,
@@ -257,7 +178,7 @@ impl Header {
             return Err(at_payload(Error::limit(message)));
         }
         let mut tensors = Vec::with_capacity(payload.tensors.len());
-        for (name, dtype, width, shape, tile) in payload.tensors {
+        for (Text(name), Text(dtype), width, shape, tile) in payload.tensors {
             // A layout that no writer can mean is a corrupt delta, not a mismatch.
             let tensor = Tensor::new(name, dtype, shape, tile).map_err(|e| match e.kind {
                 Kind::Layout => at_payload(Error {
@@ -279,12 +200,12 @@ impl Header {
             })
         })?;
         Ok(Self {
-            run: payload.run,
+            run: payload.run.0,
             version: payload.version,
             base_version: payload.base_version,
             base_state: from_bytes16(payload.base_state),
-            profile: payload.profile,
-            meta: payload.meta,
+            profile: payload.profile.0,
+            meta: payload.meta.0,
             tensors,
             format: (MAJOR, u16::from_le_bytes([body[10], body[11]])),
         })

@@ -1,15 +1,13 @@
 //! The index and the trailer: where the chunks are, and the digests of the whole.
 
 use deltawire_kernels::Digest;
-use serde::{Deserialize, Serialize};
 use serde_bytes::{ByteArray, ByteBuf};
 
 use crate::bits::{put_varint, take_varint};
 use crate::error::{Error, Result};
-use crate::header::{
-    from_bytes16, pack, seal, to_bytes16, u32_at, u64_at, unpack, unseal, CRC_LEN,
-};
+use crate::header::{seal, u32_at, u64_at, unseal, CRC_LEN};
 use crate::limits::Limits;
+use crate::payload::{from_bytes16, pack, payload, to_bytes16, unpack};
 use crate::table::Tensor;
 
 /// Record type of the index.
@@ -51,15 +49,14 @@ pub struct Index {
     pub result_state: Option<Digest>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Payload {
+payload!(Payload {
     count: u64,
     changed: u64,
     chunks: ByteBuf,
     digests: Vec<Option<ByteArray<16>>>,
     base_state: Option<ByteArray<16>>,
     result_state: Option<ByteArray<16>>,
-}
+});
 
 impl Index {
     /// The index record.

@@ -24,6 +24,7 @@ pub mod error;
 pub mod header;
 pub mod index;
 pub mod limits;
+mod payload;
 pub mod push;
 pub mod reader;
 pub mod state;

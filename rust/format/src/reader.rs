@@ -42,6 +42,8 @@ pub struct Delta<R> {
     pub bytes: u64,
     /// Bytes of the header.
     pub header_bytes: u64,
+    /// Offset of the index.
+    pub index_at: u64,
 }
 
 fn fetch<R: ReadAt + ?Sized>(source: &R, offset: u64, length: u64) -> Result<Vec<u8>> {
@@ -98,6 +100,7 @@ impl<R: ReadAt> Delta<R> {
             index,
             bytes,
             header_bytes,
+            index_at,
         })
     }
 

@@ -16,6 +16,9 @@ use crate::with_word;
 
 /// Tiles that each thread encodes before their records are written in order.
 const TILES_PER_THREAD: usize = 16;
+/// Dense bytes of the tiles that are encoded before their records are written: records are never much
+/// larger, so this bounds memory whatever the number of threads.
+const WINDOW_BYTES: u64 = 64 << 20;
 
 /// Both states of one tensor.
 #[derive(Clone, Copy, Debug)]
@@ -154,8 +157,15 @@ impl<W: Write> Writer<W> {
         let window = TILES_PER_THREAD * pool.current_num_threads();
         let mut tiles = tiles.peekable();
         while tiles.peek().is_some() {
-            let batch: Vec<_> = tiles.by_ref().take(window).collect();
-            let dense: u64 = batch.iter().map(|(_, e, t)| tile_bytes(e, *t)).sum();
+            let mut batch = Vec::with_capacity(window);
+            let mut dense = 0;
+            while batch.len() < window && dense < WINDOW_BYTES {
+                let Some((pair, entry, tile)) = tiles.next() else {
+                    break;
+                };
+                dense += tile_bytes(entry, tile);
+                batch.push((pair, entry, tile));
+            }
             let encoded: Vec<EncodedTile> = pool.install(|| {
                 batch
                     .into_par_iter()

@@ -1,0 +1,103 @@
+"""deltawire moves policy weights from RL trainers to rollout engines as small, lossless deltas.
+
+    import deltawire as dw
+
+- ``diff``, ``apply``, ``inspect``: whole deltas, from and to checkpoints or tensors
+- ``StreamWriter``, ``StreamReader``: chunk by chunk, in bounded memory
+- ``stage``: check and prove first, commit in O(changes) later
+- ``state_digest``: the additive digest that proves which bits a model holds
+- ``Board``: publish immutable versions, follow them, pull checkpoints
+
+torch is optional: tensors may be torch CPU tensors, numpy arrays or ``TensorView``.
+"""
+
+from . import _native, checkpoint, digest, errors, tensors
+from .apply import Staged, apply, stage
+from .board import (
+    AdvanceStats,
+    Board,
+    Follower,
+    Manifest,
+    Publisher,
+    PublishStats,
+    PullStats,
+)
+from .checkpoint import Checkpoint
+from .digest import state_digest, tensor_digests
+from .errors import (
+    BrokenChain,
+    CorruptCheckpoint,
+    CorruptDelta,
+    DeltawireError,
+    LayoutMismatch,
+    LimitExceeded,
+    StoreError,
+    TargetError,
+    TargetTorn,
+    UnsupportedDelta,
+    UntrustedDelta,
+    VersionConflict,
+    WrongBase,
+    WrongVersion,
+)
+from .stream import Chunk, StreamReader, StreamWriter, diff, inspect
+from .tensors import TensorView
+from .types import ApplyStats, Changes, DeltaInfo, DeltaStats, Limits, TensorInfo, Tiling
+
+__version__ = _native.__version__
+
+if _native.DEBUG_BUILD:
+    import warnings
+
+    warnings.warn(
+        "this is a debug build of deltawire, many times slower; build with --release",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+__all__ = [
+    "AdvanceStats",
+    "ApplyStats",
+    "Board",
+    "BrokenChain",
+    "Changes",
+    "Checkpoint",
+    "Chunk",
+    "CorruptCheckpoint",
+    "CorruptDelta",
+    "DeltaInfo",
+    "DeltaStats",
+    "DeltawireError",
+    "Follower",
+    "LayoutMismatch",
+    "LimitExceeded",
+    "Limits",
+    "Manifest",
+    "PublishStats",
+    "Publisher",
+    "PullStats",
+    "Staged",
+    "StoreError",
+    "StreamReader",
+    "StreamWriter",
+    "TargetError",
+    "TargetTorn",
+    "TensorInfo",
+    "TensorView",
+    "Tiling",
+    "UnsupportedDelta",
+    "UntrustedDelta",
+    "VersionConflict",
+    "WrongBase",
+    "WrongVersion",
+    "apply",
+    "checkpoint",
+    "diff",
+    "digest",
+    "errors",
+    "inspect",
+    "stage",
+    "state_digest",
+    "tensor_digests",
+    "tensors",
+]

@@ -1,0 +1,197 @@
+"""Applying a delta in place: everything is proven before the first element changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import _native
+from .errors import LayoutMismatch, TargetError, UntrustedDelta
+from .sources import open_delta, placed
+from .stream import Progress, _describe
+from .tensors import TensorView, as_view, require_writable
+from .types import ApplyStats, DeltaInfo, Limits
+
+
+def target_view(target: Mapping[str, Any], name: str) -> TensorView:
+    """The bytes of one target tensor, to be changed in place.
+
+    Raises:
+        LayoutMismatch: the target has no such tensor.
+        TargetError: it is read-only, or its rows overlap.
+    """
+    view = _member(target, name)
+    require_writable({name: view})
+    return view
+
+
+def _member(target: Mapping[str, Any], name: str) -> TensorView:
+    try:
+        tensor = target[name]
+    except KeyError:
+        raise LayoutMismatch(
+            "is in the delta but not in the target; apply it to the model that it was made for",
+            tensor=name,
+        ) from None
+    return as_view(tensor, name)
+
+
+class Staged:
+    """A delta that is read, checked and proven against a target, ready to commit.
+
+    Between ``stage`` and ``commit`` the target may be read by anybody and written by nobody.
+
+    Attributes:
+        version: version that the delta leads to.
+        base_version: version that it starts from.
+        chunks: chunks of the delta.
+        skipped: chunks whose tile has the result already.
+        changed: elements that ``commit`` will write.
+        base_state: proven state digest of the target's tensors now; None with ``verify=False``.
+        result_state: proven state digest after the commit; None with ``verify=False``.
+        stage_seconds: wall time of staging.
+    """
+
+    def __init__(
+        self,
+        delta: _native.Delta,
+        path: str | None,
+        plan: _native.Plan,
+        views: list[TensorView],
+        header: dict[str, Any],
+        threads: int | None,
+        stage_seconds: float,
+    ) -> None:
+        self._delta = delta
+        self._path = path
+        self._plan = plan
+        self._views = views
+        self._threads = threads
+        self.version: int = header["version"]
+        self.base_version: int | None = header["base_version"]
+        self.chunks = len(delta)
+        self.skipped = plan.skipped
+        self.changed = plan.changed
+        states = plan.states
+        self.base_state = None if states is None else bytes(states[0])
+        self.result_state = None if states is None else bytes(states[1])
+        self.stage_seconds = stage_seconds
+
+    @property
+    def info(self) -> DeltaInfo:
+        """All about the delta; reads it once more."""
+        with placed(self._path):
+            return _describe(self._delta, self._path)
+
+    def commit(self) -> ApplyStats:
+        """Write the changed elements. Costs O(changes); the only time the target is in between.
+
+        Raises:
+            TargetTorn: the delta's file changed or could no longer be read after writing had
+                begun. Applying the delta again completes it.
+            TargetError: the target became read-only; nothing is written.
+        """
+        begun = time.perf_counter()
+        try:
+            with placed(self._path):
+                changed = self._delta.commit(
+                    self._plan, [view.data for view in self._views], self._threads
+                )
+        except BufferError as error:
+            raise TargetError(f"{error}; nothing was written") from error
+        return ApplyStats(
+            chunks=self.chunks,
+            skipped=self.skipped,
+            changed=changed,
+            result_state=self.result_state,
+            stage_seconds=self.stage_seconds,
+            commit_seconds=time.perf_counter() - begun,
+        )
+
+
+def stage(
+    source: Any,
+    target: Mapping[str, Any],
+    *,
+    verify: bool = True,
+    expect_result: bytes | None = None,
+    threads: int | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[int], object] | None = None,
+    read_only: bool = False,
+) -> Staged:
+    """Check a delta against a target without writing to it.
+
+    Every byte of the delta is checked. Tiles of relative chunks must hold the base, or the result
+    already. With ``verify`` every tile of the delta's tensors is digested, and the state after the
+    commit is proven to be the one that the delta names.
+
+    Args:
+        source: path, bytes-like object, or binary file object. A path is read again by ``commit``.
+        target: names to torch tensors (CPU), numpy arrays, ``TensorView``, or a writable
+            ``Checkpoint``. Tensors beyond those of the delta are left alone.
+        verify: prove the whole state, in one pass over the target at memory bandwidth.
+        expect_result: state digest that the delta must lead to, as from a manifest.
+        threads: as many as processors where None.
+        limits: what to accept from the delta.
+        progress: called with the number of dense bytes just done.
+        read_only: only check; the target need not be writable, and ``commit`` may fail.
+
+    Raises:
+        CorruptDelta, UnsupportedDelta, LimitExceeded: the delta is unusable.
+        UntrustedDelta: it leads to another state than ``expect_result``.
+        WrongBase: the target holds something else; names the tensor.
+        LayoutMismatch: a tensor is missing, or has another dtype or shape.
+        TargetError: the target is read-only.
+        StoreError: the source cannot be read.
+    """
+    begun = time.perf_counter()
+    delta, path = open_delta(source, limits)
+    with placed(path):
+        header = delta.info()
+        claimed = header["result_state"]
+        if None not in (expect_result, claimed) and claimed != expect_result:
+            raise UntrustedDelta(
+                "the delta leads to another state than the one expected of it; fetch it again",
+                version=header["version"],
+            )
+        views = []
+        for name, dtype, shape, *_ in header["tensors"]:
+            view = _member(target, name)
+            if (view.dtype, view.shape) != (dtype, tuple(shape)):
+                raise LayoutMismatch(
+                    f"is {view.dtype} of shape {list(view.shape)} in the target, but {dtype} of "
+                    f"shape {shape} in the delta",
+                    tensor=name,
+                )
+            if not read_only:
+                require_writable({name: view})
+            views.append(view)
+        plan = delta.plan([view.data for view in views], verify, threads, progress)
+        states = plan.states
+        if expect_result is not None and states is not None and bytes(states[1]) != expect_result:
+            raise UntrustedDelta(
+                "the target would end in another state than the one expected; fetch an anchor",
+                version=header["version"],
+            )
+    return Staged(delta, path, plan, views, header, threads, time.perf_counter() - begun)
+
+
+def apply(
+    source: Any,
+    target: Mapping[str, Any],
+    *,
+    verify: bool = True,
+    threads: int | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> ApplyStats:
+    """Apply a delta in place: ``stage(...)``, then ``commit()``.
+
+    Nothing is written unless all of the delta is sound and fits the target. Applying it once more
+    changes nothing. Arguments and errors as for ``stage`` and ``Staged.commit``.
+    """
+    return stage(
+        source, target, verify=verify, threads=threads, limits=limits, progress=progress
+    ).commit()

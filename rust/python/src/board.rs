@@ -1,0 +1,337 @@
+//! `BoardStore` and `BoardUpload`: the board crate's verbs, one to one.
+//!
+//! Records cross as their JSON bytes, digests as hexadecimal text.
+
+use std::sync::{Mutex, PoisonError};
+
+use deltawire_board::commit::{commit, discard};
+use deltawire_board::head::{head, Hint};
+use deltawire_board::{anchor, chain, epoch, layout};
+use deltawire_board::{
+    AnchorRecord, Blake3, ChainStart, Error, ErrorKind, Link, Manifest, State, Store, Upload,
+    WriteId,
+};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+/// Most bytes that cross to Python at once.
+const PIECE: usize = 8 << 20;
+
+/// A record's bytes and their BLAKE3.
+type Record<'py> = (Bound<'py, PyBytes>, String);
+/// Version, manifest digest, state digest, epoch and run that a chain must continue.
+type Start = (u64, String, String, u64, Option<String>);
+
+/// Adds the classes of this file to the extension module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<BoardStore>()?;
+    module.add_class::<BoardUpload>()
+}
+
+/// The exception for `error`, with its object named below the board's URL.
+fn to_python(py: Python<'_>, url: &str, error: Error) -> PyErr {
+    let class = match error.kind {
+        ErrorKind::Conflict => "VersionConflict",
+        ErrorKind::Untrusted => "UntrustedDelta",
+        ErrorKind::Unsupported => "UnsupportedDelta",
+        ErrorKind::Limit => "LimitExceeded",
+        ErrorKind::BrokenChain => "BrokenChain",
+        ErrorKind::WrongVersion => "WrongVersion",
+        _ => "StoreError",
+    };
+    let path = match error.path {
+        Some(path) if path != url => format!("{}/{path}", url.trim_end_matches('/')),
+        _ => url.to_owned(),
+    };
+    let build = || -> PyResult<PyErr> {
+        let place = PyDict::new(py);
+        place.set_item("path", path)?;
+        place.set_item("version", error.version)?;
+        let class = py.import("deltawire.errors")?.getattr(class)?;
+        Ok(PyErr::from_value(
+            class.call((error.message,), Some(&place))?,
+        ))
+    };
+    build().unwrap_or_else(|failure| failure)
+}
+
+/// Runs `work` without the GIL.
+fn detached<T: Send>(
+    py: Python<'_>,
+    url: &str,
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    py.detach(work).map_err(|error| to_python(py, url, error))
+}
+
+/// The board's storage and protocol.
+#[pyclass(frozen, module = "deltawire._native")]
+struct BoardStore {
+    store: Store,
+}
+
+impl BoardStore {
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Store) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        detached(py, self.store.url(), || work(&self.store))
+    }
+}
+
+#[pymethods]
+impl BoardStore {
+    #[new]
+    fn new(py: Python<'_>, url: &str, create: bool) -> PyResult<Self> {
+        let store = detached(py, url, || Store::open(url, create))?;
+        Ok(Self { store })
+    }
+
+    #[getter]
+    fn url(&self) -> &str {
+        self.store.url()
+    }
+
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        limit: u64,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let found = self.run(py, |store| store.read(path, limit))?;
+        Ok(found.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    fn read_range<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        start: u64,
+        end: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.run(py, |store| store.read_range(path, start..end))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    fn delete(&self, py: Python<'_>, path: &str) -> PyResult<()> {
+        self.run(py, |store| store.delete(path))
+    }
+
+    fn list_all(&self, py: Python<'_>, directory: &str) -> PyResult<Vec<(String, u64)>> {
+        self.run(py, |store| store.list_all(directory))
+    }
+
+    /// Streams an object into `sink.write`, if given, checking length and BLAKE3.
+    #[pyo3(signature = (path, length, blake3, sink=None))]
+    fn fetch(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        length: u64,
+        blake3: &str,
+        sink: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let mut download = self.run(py, |store| {
+            store.download(path, Some((length, Blake3::parse(blake3)?)))
+        })?;
+        while let Some(block) = self.run(py, |_| download.next())? {
+            let Some(sink) = sink else { continue };
+            // A memory store hands out whole objects at once.
+            for piece in block.chunks(PIECE) {
+                let written = sink.call_method1("write", (PyBytes::new(py, piece),))?;
+                if written
+                    .extract::<usize>()
+                    .is_ok_and(|count| count != piece.len())
+                {
+                    return Err(pyo3::exceptions::PyOSError::new_err(
+                        "the sink's write() took only a part of the bytes; give a buffered file",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn upload(&self, py: Python<'_>, path: &str) -> PyResult<BoardUpload> {
+        let upload = self.run(py, |store| store.upload(path))?;
+        Ok(BoardUpload {
+            url: self.store.url().to_owned(),
+            slot: Mutex::new(Some(upload)),
+        })
+    }
+
+    /// The path of a delta object.
+    #[staticmethod]
+    fn object_path(py: Python<'_>, version: u64, part: u32, write_id: &str) -> PyResult<String> {
+        let write_id = WriteId::parse(write_id).map_err(|error| to_python(py, "", error))?;
+        Ok(layout::object(version, part, write_id))
+    }
+
+    #[pyo3(signature = (known=None))]
+    fn head(&self, py: Python<'_>, known: Option<u64>) -> PyResult<Option<u64>> {
+        self.run(py, |store| head(store, known))
+    }
+
+    /// Version and anchor that `latest.json` names, unverified.
+    fn hint(&self, py: Python<'_>) -> Option<(u64, Option<u64>)> {
+        let hint = py.detach(|| Hint::read(&self.store))?;
+        Some((hint.version, hint.anchor))
+    }
+
+    fn write_hint(&self, py: Python<'_>, version: u64, anchor: Option<u64>) {
+        py.detach(|| Hint { version, anchor }.write(&self.store));
+    }
+
+    fn has_version(&self, py: Python<'_>, version: u64) -> PyResult<bool> {
+        self.run(py, |store| store.exists(&layout::manifest(version)))
+    }
+
+    fn manifest<'py>(&self, py: Python<'py>, version: u64) -> PyResult<Option<Record<'py>>> {
+        let link = self.run(py, |store| Link::read(store, version))?;
+        Ok(link.map(|link| (PyBytes::new(py, &link.bytes), link.digest.to_string())))
+    }
+
+    #[pyo3(signature = (first, last, start=None))]
+    fn chain<'py>(
+        &self,
+        py: Python<'py>,
+        first: u64,
+        last: u64,
+        start: Option<Start>,
+    ) -> PyResult<Vec<Record<'py>>> {
+        let links = self.run(py, |store| {
+            let start = match start {
+                Some((version, digest, state, epoch, run)) => Some(ChainStart {
+                    version,
+                    digest: Blake3::parse(&digest)?,
+                    state: State::parse(&state)?,
+                    epoch,
+                    run,
+                }),
+                None => None,
+            };
+            chain::read_chain(store, start, first, last)
+        })?;
+        Ok(links
+            .into_iter()
+            .map(|link| (PyBytes::new(py, &link.bytes), link.digest.to_string()))
+            .collect())
+    }
+
+    /// Commits a manifest given as JSON with any order of keys; returns its digest.
+    fn commit(&self, py: Python<'_>, version: u64, manifest: &[u8]) -> PyResult<String> {
+        let digest = self.run(py, |store| {
+            commit(store, &Manifest::parse(manifest, version)?)
+        })?;
+        Ok(digest.to_string())
+    }
+
+    fn discard(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        write_id: &str,
+        objects: Vec<String>,
+    ) -> PyResult<bool> {
+        self.run(py, |store| {
+            discard(store, version, WriteId::parse(write_id)?, &objects)
+        })
+    }
+
+    fn acquire_epoch(&self, py: Python<'_>, write_id: &str, time_ms: u64) -> PyResult<u64> {
+        self.run(py, |store| {
+            epoch::acquire(store, WriteId::parse(write_id)?, time_ms)
+        })
+    }
+
+    fn check_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
+        self.run(py, |store| epoch::check_current(store, epoch))
+    }
+
+    fn claim_anchor(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        epoch: u64,
+        write_id: &str,
+        time_ms: u64,
+    ) -> PyResult<String> {
+        self.run(py, |store| {
+            anchor::claim_directory(store, version, epoch, WriteId::parse(write_id)?, time_ms)
+        })
+    }
+
+    fn anchor_record<'py>(&self, py: Python<'py>, version: u64) -> PyResult<Option<Record<'py>>> {
+        let found = self.run(py, |store| AnchorRecord::read_bytes(store, version))?;
+        Ok(found.map(|bytes| (PyBytes::new(py, &bytes), Blake3::of(&bytes).to_string())))
+    }
+
+    fn commit_anchor(&self, py: Python<'_>, version: u64, record: &[u8]) -> PyResult<String> {
+        let digest = self.run(py, |store| {
+            AnchorRecord::parse(record, version)?.commit(store)
+        })?;
+        Ok(digest.to_string())
+    }
+}
+
+/// An object being written; a binary sink.
+#[pyclass(frozen, module = "deltawire._native")]
+struct BoardUpload {
+    url: String,
+    slot: Mutex<Option<Upload>>,
+}
+
+impl BoardUpload {
+    fn write_slice(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
+        detached(py, &self.url, || {
+            let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+            slot.as_mut()
+                .map_or_else(|| Err(Upload::closed()), |upload| upload.write(data))
+        })
+    }
+}
+
+#[pymethods]
+impl BoardUpload {
+    /// Appends bytes; any contiguous buffer.
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        if let Ok(data) = data.cast::<PyBytes>() {
+            let data = data.as_bytes();
+            self.write_slice(py, data)?;
+            return Ok(data.len());
+        }
+        // Others may change the buffer while the GIL is released.
+        let data = PyBuffer::<u8>::get(data)?.to_vec(py)?;
+        self.write_slice(py, &data)?;
+        Ok(data.len())
+    }
+
+    /// Makes the object durable and visible; returns path, length and BLAKE3.
+    fn finish(&self, py: Python<'_>) -> PyResult<(String, u64, String)> {
+        let object = detached(py, &self.url, || {
+            let upload = self
+                .slot
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            upload.ok_or_else(Upload::closed)?.finish()
+        })?;
+        Ok((object.path, object.bytes, object.blake3.to_string()))
+    }
+
+    /// Gives up; nothing becomes visible. May be called at any time, also after `finish`.
+    fn abort(&self, py: Python<'_>) {
+        py.detach(|| {
+            if let Some(mut upload) = self
+                .slot
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take()
+            {
+                upload.abort();
+            }
+        });
+    }
+}

@@ -1,0 +1,85 @@
+//! NumPy byte matrices as the kernels' matrices. The only `unsafe` outside the kernels crate.
+
+use deltawire_kernels::{Matrix, Target};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+
+/// A uint8 array of shape `(rows, row_bytes)` whose rows are contiguous, exported for as long as
+/// this lives, so that its memory can neither move nor go.
+pub(crate) struct ByteMatrix {
+    buffer: PyBuffer<u8>,
+    rows: usize,
+    row_bytes: usize,
+    row_stride: usize,
+}
+
+impl ByteMatrix {
+    pub(crate) fn new(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyBuffer::<u8>::get(array)?;
+        let &[rows, row_bytes] = buffer.shape() else {
+            return Err(PyValueError::new_err(
+                "expected a uint8 array of two dimensions",
+            ));
+        };
+        let &[row_stride, stride] = buffer.strides() else {
+            return Err(PyBufferError::new_err("expected an array with strides"));
+        };
+        let several = rows > 1 && row_bytes > 0;
+        let row_stride = match usize::try_from(row_stride) {
+            Ok(stride) => stride,
+            Err(_) if !several => row_bytes,
+            Err(_) => return Err(PyValueError::new_err("rows must ascend in memory")),
+        };
+        if row_bytes > 1 && stride != 1 || buffer.suboffsets().is_some() {
+            return Err(PyValueError::new_err("rows must be contiguous"));
+        }
+        let row_stride = if several { row_stride } else { row_bytes };
+        Ok(Self {
+            buffer,
+            rows,
+            row_bytes,
+            row_stride,
+        })
+    }
+
+    /// For reading. Callers of the Python API promise not to write to tensors during a call.
+    pub(crate) fn matrix(&self) -> Matrix<'_> {
+        // SAFETY: the exporter guarantees that the elements of this shape and these strides (checked
+        // in `new`) are readable while the export in `self` lives, which the lifetime ties the
+        // matrix to. That nobody writes meanwhile is the documented contract of the Python API.
+        unsafe {
+            Matrix::from_raw(
+                self.buffer.buf_ptr().cast::<u8>().cast_const(),
+                self.rows,
+                self.row_bytes,
+                self.row_stride,
+            )
+        }
+    }
+
+    /// For changing in place.
+    pub(crate) fn target(&mut self) -> PyResult<Target<'_>> {
+        if self.buffer.readonly() && self.rows * self.row_bytes > 0 {
+            return Err(PyBufferError::new_err("the target is read-only"));
+        }
+        if self.rows > 1 && self.row_stride < self.row_bytes {
+            return Err(PyBufferError::new_err("the target's rows overlap"));
+        }
+        // SAFETY: as in `matrix`; the export is writable and the rows do not overlap (just
+        // checked), and `&mut self` keeps other views of this export away.
+        Ok(unsafe {
+            Target::from_raw(
+                self.buffer.buf_ptr().cast(),
+                self.rows,
+                self.row_bytes,
+                self.row_stride,
+            )
+        })
+    }
+}
+
+/// All matrices of a list of arrays.
+pub(crate) fn matrices(arrays: &[Bound<'_, PyAny>]) -> PyResult<Vec<ByteMatrix>> {
+    arrays.iter().map(ByteMatrix::new).collect()
+}

@@ -1,0 +1,243 @@
+//! `Delta`: a delta read by range; what it would do to a target, and doing it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use deltawire_format::apply::{commit, plan};
+use deltawire_format::{Header, ReadAt, Tensor};
+use deltawire_kernels::{Matrix, Target};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict};
+use rayon::prelude::*;
+
+use crate::buffer::matrices;
+use crate::errors::{report, to_python};
+use crate::pool::pool;
+use crate::push::{codec_name, limits, Chunk};
+use crate::writer::bytes16;
+
+/// Tensor index, tile, changes, bytes and codecs of one chunk.
+type ChunkRow = (u32, u32, u32, usize, String);
+
+/// Where a delta lies.
+enum Source {
+    File(File, u64),
+    Bytes(PyBackedBytes),
+}
+
+impl ReadAt for Source {
+    fn size(&self) -> u64 {
+        match self {
+            Self::File(_, size) => *size,
+            Self::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::File(file, _) => file.read_exact_at(out, offset),
+            Self::Bytes(bytes) => ReadAt::read_at(&bytes[..], offset, out),
+        }
+    }
+}
+
+#[pyclass(frozen, module = "deltawire._native")]
+pub(crate) struct Delta {
+    delta: deltawire_format::Delta<Source>,
+    tensors: Arc<Vec<Tensor>>,
+}
+
+#[pyclass(frozen, module = "deltawire._native")]
+pub(crate) struct Plan {
+    plan: deltawire_format::Plan,
+}
+
+#[pymethods]
+impl Plan {
+    #[getter]
+    fn skipped(&self) -> u64 {
+        self.plan.skipped
+    }
+
+    #[getter]
+    fn changed(&self) -> u64 {
+        self.plan.changed
+    }
+
+    /// State before and after, where every tile was checked.
+    #[getter]
+    fn states(&self) -> Option<([u8; 16], [u8; 16])> {
+        self.plan
+            .proof
+            .map(|p| (p.base_state.to_bytes(), p.result_state.to_bytes()))
+    }
+}
+
+/// The header as a dictionary.
+pub(crate) fn describe<'py>(py: Python<'py>, header: &Header) -> PyResult<Bound<'py, PyDict>> {
+    let info = PyDict::new(py);
+    info.set_item("format", format!("{}.{}", header.format.0, header.format.1))?;
+    info.set_item("run", &header.run)?;
+    info.set_item("version", header.version)?;
+    info.set_item("base_version", header.base_version)?;
+    info.set_item("profile", &header.profile)?;
+    info.set_item("meta", header.meta.clone())?;
+    let state = bytes16(header.base_state).map(|b| PyBytes::new(py, &b));
+    info.set_item("base_state", state)?;
+    let tensors: Vec<_> = header
+        .tensors
+        .iter()
+        .map(|t| {
+            (
+                t.name.clone(),
+                t.dtype.clone(),
+                t.shape.clone(),
+                t.tile,
+                t.elements(),
+                t.bytes(),
+            )
+        })
+        .collect();
+    info.set_item("tensors", tensors)?;
+    Ok(info)
+}
+
+impl Delta {
+    fn open(py: Python<'_>, source: Source, given: Option<(u64, u64, u64)>) -> PyResult<Self> {
+        let delta = py
+            .detach(|| deltawire_format::Delta::open(source, limits(given)))
+            .map_err(|e| to_python(py, e))?;
+        let tensors = Arc::new(delta.header.tensors.clone());
+        Ok(Self { delta, tensors })
+    }
+}
+
+#[pymethods]
+impl Delta {
+    /// Opens a file; raises OSError as `open` does.
+    #[staticmethod]
+    #[pyo3(signature = (path, limits=None))]
+    fn from_path(
+        py: Python<'_>,
+        path: std::path::PathBuf,
+        limits: Option<(u64, u64, u64)>,
+    ) -> PyResult<Self> {
+        let file = File::open(path)?;
+        let size = file.metadata()?.len();
+        Self::open(py, Source::File(file, size), limits)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (data, limits=None))]
+    fn from_bytes(
+        py: Python<'_>,
+        data: PyBackedBytes,
+        limits: Option<(u64, u64, u64)>,
+    ) -> PyResult<Self> {
+        Self::open(py, Source::Bytes(data), limits)
+    }
+
+    /// Header and index as a dictionary; reads no chunk.
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let delta = &self.delta;
+        let info = describe(py, &delta.header)?;
+        let state = |d| bytes16(d).map(|b| PyBytes::new(py, &b));
+        info.set_item("bytes", delta.bytes)?;
+        info.set_item("header_bytes", delta.header_bytes)?;
+        let end = delta
+            .index
+            .chunks
+            .last()
+            .map_or(delta.header_bytes, |c| c.offset + u64::from(c.length));
+        info.set_item("index_bytes", delta.bytes - end)?;
+        info.set_item("chunks", delta.index.chunks.len())?;
+        info.set_item("changed", delta.index.changed)?;
+        info.set_item(
+            "base_state",
+            state(delta.index.base_state.or(delta.header.base_state)),
+        )?;
+        info.set_item("result_state", state(delta.index.result_state))?;
+        let digests: Vec<_> = delta.index.digests.iter().map(|d| state(*d)).collect();
+        info.set_item("digests", digests)?;
+        Ok(info)
+    }
+
+    /// Per chunk (tensor index, tile, changes, bytes, codecs); reads and checks all of them.
+    fn chunk_table(&self, py: Python<'_>) -> PyResult<Vec<ChunkRow>> {
+        py.detach(|| {
+            (0..self.delta.index.chunks.len())
+                .into_par_iter()
+                .map(|i| {
+                    let chunk = self.delta.chunk(i)?;
+                    let h = chunk.header;
+                    Ok((h.tensor, h.tile, h.changes, chunk.len(), codec_name(&chunk)))
+                })
+                .collect::<deltawire_format::Result<_>>()
+        })
+        .map_err(|e| to_python(py, e))
+    }
+
+    fn __len__(&self) -> usize {
+        self.delta.index.chunks.len()
+    }
+
+    /// One chunk, read and checked.
+    fn chunk(&self, py: Python<'_>, i: usize) -> PyResult<Chunk> {
+        let chunk = py
+            .detach(|| self.delta.chunk(i))
+            .map_err(|e| to_python(py, e))?;
+        Ok(Chunk {
+            chunk,
+            tensors: Arc::clone(&self.tensors),
+        })
+    }
+
+    /// Checks all of the delta against byte matrices, one a table entry, without writing.
+    #[pyo3(signature = (target, full, threads=None, progress=None))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        target: Vec<Bound<'_, PyAny>>,
+        full: bool,
+        threads: Option<usize>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Plan> {
+        let held = matrices(&target)?;
+        let views: Vec<Matrix<'_>> = held.iter().map(|m| m.matrix()).collect();
+        let pool = pool(threads)?;
+        let plan = py
+            .detach(|| {
+                plan(&self.delta, &views, full, &pool, |bytes| {
+                    report(progress.as_ref(), bytes)
+                })
+            })
+            .map_err(|e| to_python(py, e))?;
+        Ok(Plan { plan })
+    }
+
+    /// Carries out a plan and returns how many elements were written.
+    #[pyo3(signature = (plan, target, threads=None))]
+    fn commit(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        target: Vec<Bound<'_, PyAny>>,
+        threads: Option<usize>,
+    ) -> PyResult<u64> {
+        if target.len() != self.tensors.len() {
+            return Err(PyValueError::new_err("one array a table entry is needed"));
+        }
+        let mut held = matrices(&target)?;
+        let targets: Vec<Target<'_>> = held
+            .iter_mut()
+            .map(|m| m.target())
+            .collect::<PyResult<_>>()?;
+        let pool = pool(threads)?;
+        py.detach(|| commit(&self.delta, &plan.plan, &targets, &pool))
+            .map_err(|e| to_python(py, e))
+    }
+}

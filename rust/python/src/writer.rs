@@ -1,0 +1,214 @@
+//! `Writer`: a delta, front to back, into a Python sink.
+
+use std::collections::BTreeMap;
+use std::io::BufWriter;
+
+use deltawire_format::writer::{Found, Pair, Summary};
+use deltawire_format::{Header, Limits, Profile, Tensor, Tiling};
+use deltawire_kernels::Digest;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::buffer::ByteMatrix;
+use crate::errors::{report, to_python};
+use crate::pool::pool;
+use crate::sink::PySink;
+
+/// Bytes collected before the sink is called.
+const BUFFER: usize = 1 << 20;
+
+/// Name, dtype, shape, and tile shape if not the default.
+type TensorSpec = (String, String, Vec<u64>, Option<[u64; 2]>);
+/// Index in the table, elements before, elements after.
+type PairSpec<'py> = (u32, Bound<'py, PyAny>, Bound<'py, PyAny>);
+/// Bytes, changed elements, chunks, base state, result state.
+type SummaryTuple = (u64, u64, u64, Option<[u8; 16]>, Option<[u8; 16]>);
+
+type Inner = deltawire_format::Writer<BufWriter<PySink>>;
+
+#[pyclass(module = "deltawire._native")]
+pub(crate) struct Writer {
+    /// Gone once finished or failed.
+    inner: Option<Inner>,
+}
+
+fn gone() -> PyErr {
+    PyValueError::new_err("the writer is finished, or failed before; start a new delta")
+}
+
+pub(crate) fn bytes16(digest: Option<Digest>) -> Option<[u8; 16]> {
+    digest.map(Digest::to_bytes)
+}
+
+pub(crate) fn build_tensors(
+    py: Python<'_>,
+    specs: Vec<TensorSpec>,
+    tiling: &Tiling,
+) -> PyResult<Vec<Tensor>> {
+    specs
+        .into_iter()
+        .map(|(name, dtype, shape, tile)| {
+            let tile = tile.unwrap_or_else(|| {
+                // The matrix' shape first; one row by one column suits any shape.
+                let rows = match shape.as_slice() {
+                    [] => 1,
+                    [length] => *length,
+                    [rows @ .., _] => rows.iter().fold(1, |a: u64, b| a.saturating_mul(*b)),
+                };
+                let cols = if shape.len() < 2 {
+                    1
+                } else {
+                    shape[shape.len() - 1]
+                };
+                tiling.tile(&name, &dtype, rows, cols)
+            });
+            Tensor::new(name, dtype, shape, tile).map_err(|e| to_python(py, e))
+        })
+        .collect()
+}
+
+impl Writer {
+    /// Runs `work` without the GIL; a failure ends the writer, since the sink's state is unknown.
+    fn work<T: Send>(
+        &mut self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Inner) -> deltawire_format::Result<T> + Send,
+    ) -> PyResult<T> {
+        let mut inner = self.inner.take().ok_or_else(gone)?;
+        let (inner, result) = py.detach(move || {
+            let result = work(&mut inner);
+            (inner, result)
+        });
+        match result {
+            Ok(value) => {
+                self.inner = Some(inner);
+                Ok(value)
+            }
+            Err(error) => {
+                // What the buffer still holds is not pushed into a sink that is given up.
+                let _ = inner.into_sink().into_parts();
+                Err(to_python(py, error))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Writer {
+    #[new]
+    #[pyo3(signature = (sink, tensors, *, run, version, base_version, base_state, profile, meta,
+                        threads, max_tile_elements, tile_ways, min_tile_elements))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword arguments of a private constructor"
+    )]
+    fn new(
+        py: Python<'_>,
+        sink: Py<PyAny>,
+        tensors: Vec<TensorSpec>,
+        run: String,
+        version: u64,
+        base_version: Option<u64>,
+        base_state: Option<[u8; 16]>,
+        profile: &str,
+        meta: BTreeMap<String, String>,
+        threads: Option<usize>,
+        max_tile_elements: u64,
+        tile_ways: u64,
+        min_tile_elements: u64,
+    ) -> PyResult<Self> {
+        let profile = Profile::from_name(profile).map_err(|e| PyValueError::new_err(e.message))?;
+        let tiling = Tiling {
+            max_elements: max_tile_elements,
+            ways: tile_ways,
+            min_elements: min_tile_elements,
+        };
+        let header = Header {
+            run,
+            version,
+            base_version,
+            base_state: base_state.map(Digest::from_bytes),
+            profile: profile.name().into(),
+            meta,
+            tensors: build_tensors(py, tensors, &tiling)?,
+            ..Header::default()
+        };
+        let sink = BufWriter::with_capacity(BUFFER, PySink::new(sink));
+        let inner =
+            deltawire_format::Writer::new(sink, header, profile, Limits::default(), pool(threads)?)
+                .map_err(|e| to_python(py, e))?;
+        Ok(Self { inner: Some(inner) })
+    }
+
+    /// Compares pairs of byte matrices and writes their changes.
+    #[pyo3(signature = (pairs, progress=None))]
+    fn add(
+        &mut self,
+        py: Python<'_>,
+        pairs: Vec<PairSpec<'_>>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        let held = pairs
+            .iter()
+            .map(|(t, base, new)| Ok((*t, ByteMatrix::new(base)?, ByteMatrix::new(new)?)))
+            .collect::<PyResult<Vec<_>>>()?;
+        let pairs: Vec<Pair<'_>> = held
+            .iter()
+            .map(|(tensor, base, new)| Pair {
+                tensor: *tensor,
+                base: base.matrix(),
+                new: new.matrix(),
+            })
+            .collect();
+        self.work(py, |w| {
+            w.add(&pairs, |bytes| report(progress.as_ref(), bytes))
+        })
+    }
+
+    /// Writes changes found elsewhere: int64 positions, values as bytes, the base if known.
+    #[pyo3(signature = (tensor, positions, values, base=None))]
+    fn add_found(
+        &mut self,
+        py: Python<'_>,
+        tensor: u32,
+        positions: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        base: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        // O(changes): copied, so that nothing can move under the threads.
+        let positions = PyBuffer::<i64>::get(positions)?.to_vec(py)?;
+        let values = PyBuffer::<u8>::get(values)?.to_vec(py)?;
+        let base = base.map(ByteMatrix::new).transpose()?;
+        let found = Found {
+            tensor,
+            positions: &positions,
+            values: &values,
+            base: base.as_ref().map(ByteMatrix::matrix),
+        };
+        self.work(py, |w| w.add_found(&found))
+    }
+
+    /// Writes index and trailer.
+    fn finish(&mut self, py: Python<'_>) -> PyResult<SummaryTuple> {
+        let inner = self.inner.take().ok_or_else(gone)?;
+        let summary: Summary = py
+            .detach(move || inner.finish())
+            .map_err(|e| to_python(py, e))?
+            .1;
+        Ok((
+            summary.bytes,
+            summary.changed,
+            summary.chunks,
+            bytes16(summary.base_state),
+            bytes16(summary.result_state),
+        ))
+    }
+
+    /// Drops the delta: nothing more reaches the sink.
+    fn abandon(&mut self) {
+        if let Some(inner) = self.inner.take() {
+            let _ = inner.into_sink().into_parts();
+        }
+    }
+}
