@@ -1,0 +1,27 @@
+"""The bulletin board: publish immutable versions, follow them from anywhere.
+
+``board`` is the entrance; ``publisher`` and ``anchor`` write; ``plan`` decides how a reader
+gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas,
+``follower`` to tensors in memory and ``pull`` to a checkpoint directory; ``manifest`` is what all
+of them speak about. The protocol itself is in Rust (``spec/commit-v1.md``).
+"""
+
+from .board import Board
+from .follower import Follower
+from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
+from .publisher import Publisher, PublishStats
+from .pull import PullStats
+from .steps import AdvanceStats
+
+__all__ = [
+    "AdvanceStats",
+    "AnchorFiles",
+    "Board",
+    "Follower",
+    "Manifest",
+    "ObjectRef",
+    "PublishStats",
+    "Publisher",
+    "PullStats",
+    "VersionRef",
+]

@@ -1,0 +1,174 @@
+"""Opening a board, and looking at its versions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+from .. import _native
+from ..errors import WrongVersion
+from .follower import Follower
+from .manifest import Manifest
+from .publisher import Publisher
+from .pull import PullStats, pull
+
+#: While waiting for a version, how often the head is looked for in case it was passed by.
+_POLLS_PER_HEAD = 32
+
+
+class Board:
+    """A bulletin board: numbered, immutable versions of one run on an object store.
+
+    Args:
+        url: a path, ``file:///path`` or ``memory://name`` (shared by this process). Manifests,
+            objects and anchors lie right below it.
+        create: make the directory, or memory store, if it is missing.
+
+    Raises:
+        StoreError: an unknown scheme, or no board there.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], *, create: bool = False) -> None:
+        self._store = _native.BoardStore(os.fspath(url), create)
+        self._known: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The path or URL that the board was opened with."""
+        return self._store.url
+
+    @property
+    def store(self) -> _native.BoardStore:
+        """The storage operations beneath."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"<Board {self.url!r}>"
+
+    def head(self) -> int | None:
+        """The newest committed version, or None for an empty board.
+
+        Costs two small requests once a version is known; never lists the board.
+        """
+        head = self._store.head(self._known)
+        if head is not None:
+            self._known = head
+        return head
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of a version.
+
+        Raises:
+            WrongVersion: no such version.
+            UntrustedDelta, UnsupportedDelta, LimitExceeded: what is stored is no manifest that
+                can be used.
+        """
+        found = self.find_manifest(version)
+        if found is None:
+            raise WrongVersion(
+                "no such version: not committed yet, or collected", version=version, path=self.url
+            )
+        return found
+
+    def find_manifest(self, version: int) -> Manifest | None:
+        """As :meth:`manifest`, but None where there is no such version."""
+        record = self._store.manifest(version) if version >= 0 else None
+        return None if record is None else Manifest.from_json(*record)
+
+    def log(self, limit: int | None = None) -> list[Manifest]:
+        """The newest manifests, newest first, back to the oldest that is retained."""
+        manifests: list[Manifest] = []
+        version = self.head()
+        while version is not None and version >= 0 and (limit is None or len(manifests) < limit):
+            found = self.find_manifest(version)
+            if found is None:
+                break
+            manifests.append(found)
+            version = found.parent_version
+        return manifests
+
+    def wait(self, version: int, *, timeout: float | None = None, poll: float = 0.2) -> bool:
+        """Wait until a version, or a later one, exists.
+
+        Args:
+            timeout: give up after so many seconds; None: never.
+            poll: seconds between two looks, each one small request.
+
+        Returns:
+            Whether it exists.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for look in itertools.count(1):
+            if self._store.has_version(version):
+                self._known = max(version, self._known or 0)
+                return True
+            if look % _POLLS_PER_HEAD == 0:
+                # It may have come and been collected while nobody looked.
+                head = self.head()
+                if head is not None and head >= version:
+                    return True
+            remaining = poll if deadline is None else min(poll, deadline - time.monotonic())
+            if remaining <= 0:
+                return False
+            time.sleep(remaining)
+        return False
+
+    def fetch(self, version: int, file: BinaryIO) -> int:
+        """Write a version's delta into ``file``, checking length and BLAKE3; returns its bytes.
+
+        Raises:
+            WrongVersion: no such version, or it has no delta.
+            UntrustedDelta: the bytes are not the manifest's. ``file`` then holds useless bytes.
+        """
+        manifest = self.manifest(version)
+        if not manifest.objects:
+            raise WrongVersion(
+                "this version has no delta; load its anchor", version=version, path=self.url
+            )
+        for item in manifest.objects:
+            self._store.fetch(item.path, item.bytes, item.blake3, file)
+        return manifest.bytes
+
+    def publisher(self, *, run: str | None = None) -> Publisher:
+        """Open the board for publishing; fences every publisher that was opened before.
+
+        Args:
+            run: name of the run, written into every version; by default that of the head.
+        """
+        return Publisher(self, run=run)
+
+    def follower(
+        self,
+        target: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        state: bytes | None = None,
+        threads: int | None = None,
+        spool: str | os.PathLike[str] | None = None,
+    ) -> Follower:
+        """Follow the board with tensors that are changed in place.
+
+        Args:
+            target: name -> ``torch.Tensor`` (CPU), numpy array, or ``TensorView``; or a
+                writable ``Checkpoint``.
+            version: the version that ``target`` holds; None: unknown contents, an anchor is
+                loaded first.
+            state: 16 bytes, checked against that version's manifest.
+            threads: for decoding; by default all cores.
+            spool: directory for deltas on their way; by default the system's.
+        """
+        return Follower(self, target, version=version, state=state, threads=threads, spool=spool)
+
+    def pull(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        threads: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> PullStats:
+        """Bring a checkpoint directory to a version; see :func:`deltawire.board.pull.pull`."""
+        return pull(self, directory, version=version, threads=threads, progress=progress)

@@ -1,0 +1,175 @@
+"""Bringing deltas near, and checking all there is to check before a target changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, BinaryIO
+
+from ..errors import DeltawireError, StoreError, UntrustedDelta
+from ..stream import inspect
+from .manifest import Manifest, ObjectRef
+
+if TYPE_CHECKING:
+    from .board import Board
+
+Progress = Callable[[int], object]
+
+
+class FetchedDelta:
+    """A version's delta in an unnamed file, its BLAKE3 checked.
+
+    Attributes:
+        manifest: of the version that it leads to.
+        pull_seconds: that fetching took.
+    """
+
+    def __init__(self, manifest: Manifest, place: str, file: BinaryIO, seconds: float) -> None:
+        self.manifest = manifest
+        self.pull_seconds = seconds
+        self._place = place
+        self._file = file
+
+    @property
+    def path(self) -> str:
+        """A path that opens the file as long as this object is open."""
+        return f"/dev/fd/{self._file.fileno()}"
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Errors about the file name the object that it was fetched from, and the version."""
+        try:
+            yield
+        except DeltawireError as error:
+            if error.path is None or error.path == self.path:
+                error.path = self._place
+            if error.version is None:
+                error.version = self.manifest.version
+            raise
+
+    def check(self, base: bytes) -> None:
+        """Check that the delta is sound and what its manifest says, from state ``base``.
+
+        Raises:
+            UntrustedDelta: another version or state.
+            CorruptDelta, UnsupportedDelta, LimitExceeded: it is no delta that can be used.
+        """
+        with self.blamed():
+            # Verifies every checksum.
+            info = inspect(self.path)
+            manifest = self.manifest
+            claims = [
+                ("version", manifest.version, info.version),
+                ("base version", manifest.parent_version, info.base_version),
+                ("base state", base, info.base_state),
+                ("base state", manifest.base_state, info.base_state),
+                ("result state", manifest.result_state, info.result_state),
+            ]
+            for what, wanted, found in claims:
+                # An overwrite delta need not name a base.
+                if found != wanted and not (found is None and what.startswith("base")):
+                    raise UntrustedDelta(
+                        f"the delta's {what} is {_text(found)}, its manifest says "
+                        f"{_text(wanted)}; tell the publisher"
+                    )
+
+    def close(self) -> None:
+        """Drop the file."""
+        self._file.close()
+
+
+def fetch_deltas(
+    board: Board,
+    manifests: Sequence[Manifest],
+    base: bytes,
+    *,
+    spool: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> list[FetchedDelta]:
+    """Fetch the deltas of ``manifests`` in order, the first starting from state ``base``.
+
+    All checksums are checked. Files are unnamed, so that a crash leaves nothing behind.
+
+    Raises:
+        UntrustedDelta, CorruptDelta, UnsupportedDelta, LimitExceeded, StoreError.
+    """
+    fetched: list[FetchedDelta] = []
+    try:
+        for manifest in manifests:
+            fetched.append(_fetch(board, manifest, spool, progress))
+        for delta in fetched:
+            delta.check(base)
+            base = delta.manifest.result_state
+    except BaseException:
+        for delta in fetched:
+            delta.close()
+        raise
+    return fetched
+
+
+def _fetch(
+    board: Board,
+    manifest: Manifest,
+    spool: str | os.PathLike[str] | None,
+    progress: Progress | None,
+) -> FetchedDelta:
+    started = time.perf_counter()
+    (item,) = manifest.objects
+    try:
+        file = tempfile.TemporaryFile(dir=spool, prefix="deltawire-")  # noqa: SIM115
+        try:
+            fetch_object(board, item, file, progress)
+            file.flush()
+        except BaseException:
+            file.close()
+            raise
+    except OSError as error:
+        place = tempfile.gettempdir() if spool is None else os.fspath(spool)
+        raise StoreError(
+            f"the delta of {item.bytes} bytes cannot be kept: {error.strerror or error}; free "
+            "some space, or choose another directory",
+            path=place,
+        ) from error
+    place = f"{board.url.rstrip('/')}/{item.path}"
+    return FetchedDelta(manifest, place, file, time.perf_counter() - started)
+
+
+class Counting:
+    """A sink that passes bytes on and reports their number."""
+
+    def __init__(self, sink: object, progress: Progress) -> None:
+        self._write: Callable[[bytes], int] = sink.write  # type: ignore[attr-defined]
+        self._progress = progress
+
+    def write(self, data: bytes) -> int:
+        """Write and report."""
+        written = self._write(data)
+        self._progress(len(data))
+        return written
+
+
+def fetch_object(
+    board: Board, item: ObjectRef, file: object | None, progress: Progress | None
+) -> None:
+    """Stream an object into ``file`` (None: only check it), its BLAKE3 checked.
+
+    Raises:
+        UntrustedDelta: other bytes than the manifest's. What was written is useless.
+        StoreError: it cannot be read.
+    """
+    sink = file
+    if progress is not None:
+        sink = Counting(file if file is not None else _Nowhere(), progress)
+    board.store.fetch(item.path, item.bytes, item.blake3, sink)
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def _text(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

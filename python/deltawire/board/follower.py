@@ -1,0 +1,197 @@
+"""Following a board with tensors in memory, changed in place."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..digest import state_digest
+from ..errors import TargetError, WrongBase
+from .anchor import AnchorLoader
+from .manifest import Manifest
+from .plan import Held, find_path
+from .steps import AdvanceStats, DeltaRun
+
+if TYPE_CHECKING:
+    from .board import Board
+
+
+class Follower:
+    """Tensors that follow a board.
+
+    ``advance`` does all; ``stage`` and ``commit`` are its halves, for a target that keeps
+    serving while the next version is fetched and checked.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        target: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        state: bytes | None = None,
+        threads: int | None = None,
+        spool: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Use :meth:`deltawire.Board.follower`.
+
+        Raises:
+            WrongBase: ``state`` is not that of ``version``.
+        """
+        self._board = board
+        self._target = target
+        self._threads = threads
+        self._spool = spool
+        self._loader: AnchorLoader | None = None
+        self._run: DeltaRun | None = None
+        self._held = None if version is None else Held(version, None, state)
+        own = None if version is None else board.find_manifest(version)
+        if own is not None:
+            if state is not None and state != own.result_state:
+                raise WrongBase(
+                    f"the target's state is {state.hex()}, but this version's is "
+                    f"{own.result_state.hex()}; follow without a version to load an anchor",
+                    version=version,
+                    path=board.url,
+                )
+            self._arrive(own)
+
+    @property
+    def version(self) -> int | None:
+        """The version that the target holds; None: unknown contents."""
+        return None if self._held is None else self._held.version
+
+    @property
+    def state(self) -> bytes | None:
+        """The state digest of that version, 16 bytes; None: not known."""
+        return None if self._held is None else self._held.state
+
+    @property
+    def target(self) -> Mapping[str, Any]:
+        """The tensors that are changed."""
+        return self._target
+
+    def advance(self, to: int | None = None) -> list[AdvanceStats]:
+        """Bring the target to version ``to``, by default the newest.
+
+        Every manifest, delta and anchor of the way is fetched and checked before the first
+        byte of the target changes. A failure before a step is written leaves target and
+        version as they were; steps written before it stay.
+
+        Returns:
+            One entry for each version (or anchor) applied; empty if the target holds ``to``.
+
+        Raises:
+            WrongVersion: ``to`` does not exist, or was passed.
+            BrokenChain: the manifests do not link up from the version held.
+            UntrustedDelta, CorruptDelta: an object was altered; nothing was changed.
+            WrongBase: the target does not hold the bits of its version.
+            LayoutMismatch: names, dtypes or shapes disagree.
+            TargetTorn: writing failed half way; advance again.
+        """
+        self.stage(to)
+        return self.commit()
+
+    def stage(self, to: int | None = None) -> list[int]:
+        """Fetch and check all that is needed for version ``to``; the target is only read.
+
+        Replaces what was staged before. Errors are those of :meth:`advance`.
+
+        Returns:
+            The versions that :meth:`commit` will write.
+        """
+        self.discard()
+        if to is None and self._held is not None and self._board.head() == self._held.version:
+            return []  # what most polls find
+        path = find_path(self._board, self._held, to)
+        base = self.state
+        loader = None
+        if path.anchor is not None:
+            loader = AnchorLoader(self._board, path.anchor, self._target)
+            loader.check()
+            base = path.anchor.manifest.result_state
+        run = None
+        if path.deltas and base is not None:
+            run = DeltaRun(
+                self._board,
+                path.deltas,
+                base,
+                self._target,
+                threads=self._threads,
+                spool=self._spool,
+            )
+            try:
+                if loader is None:
+                    run.stage()
+            except BaseException:
+                run.close()
+                raise
+        self._loader, self._run = loader, run
+        versions = [] if loader is None else [loader.manifest.version]
+        return versions + [manifest.version for manifest in path.deltas]
+
+    def commit(self) -> list[AdvanceStats]:
+        """Write what :meth:`stage` has prepared; nothing if nothing is."""
+        loader, run = self._loader, self._run
+        done = []
+        try:
+            if loader is not None:
+                done.append(self._load(loader))
+            if run is not None:
+                for manifest in run.waiting:
+                    done.append(run.commit())
+                    self._arrive(manifest)
+        finally:
+            self.discard()
+        return done
+
+    def discard(self) -> None:
+        """Drop what was staged."""
+        if self._run is not None:
+            self._run.close()
+        self._loader = self._run = None
+
+    def prove(self) -> bytes:
+        """Compute the target's state in full, and compare it with the version's.
+
+        Returns:
+            The state, 16 bytes.
+
+        Raises:
+            WrongBase: the target holds other bits.
+            TargetError: it is not known what the target should hold.
+        """
+        if self.state is None:
+            raise TargetError("the follower holds no version yet; advance first")
+        found = state_digest(self._target, threads=self._threads)
+        if found != self.state:
+            raise WrongBase(
+                f"the target's state is {found.hex()}, the version's {self.state.hex()}: it was "
+                "changed by something else; follow without a version to load an anchor",
+                version=self.version,
+                path=self._board.url,
+            )
+        return found
+
+    def _load(self, loader: AnchorLoader) -> AdvanceStats:
+        # From here on the target holds no version, until all of the anchor is in it.
+        self._held = None
+        started = time.perf_counter()
+        loader.load(self._threads)
+        committed = time.perf_counter() - started
+        self._arrive(loader.manifest)
+        return AdvanceStats(
+            loader.manifest.version,
+            loader.bytes,
+            loader.elements,
+            loader.check_seconds,
+            0.0,
+            committed,
+            loader.manifest.result_state,
+            anchor=True,
+        )
+
+    def _arrive(self, manifest: Manifest) -> None:
+        self._held = Held(manifest.version, manifest.digest, manifest.result_state)

@@ -1,0 +1,233 @@
+"""What a board says about a version, as Python objects.
+
+The Rust core reads, bounds and validates the records (``spec/commit-v1.md``); these classes
+show them, and turn them into JSON for a commit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..types import Record
+
+# ``bytes`` is also a figure of the classes below.
+_Bytes: TypeAlias = bytes
+#: A state digest, 16 bytes.
+State: TypeAlias = _Bytes
+
+
+@dataclass(frozen=True)
+class ObjectRef(Record):
+    """An immutable object that a record vouches for.
+
+    Attributes:
+        path: from the board's root.
+        bytes: its length.
+        blake3: of its bytes, 64 hexadecimal digits.
+    """
+
+    path: str
+    bytes: int
+    blake3: str
+
+
+@dataclass(frozen=True)
+class AnchorFiles(Record):
+    """A full checkpoint on the board: its directory, and every file in it."""
+
+    path: str
+    files: tuple[ObjectRef, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
+
+    def relative(self, file: ObjectRef) -> str:
+        """The file's path within the checkpoint directory."""
+        return file.path.removeprefix(f"{self.path}/")
+
+
+@dataclass(frozen=True)
+class VersionRef(Record):
+    """Another version, with the digest of its manifest (or anchor record)."""
+
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest(Record):
+    """One committed version.
+
+    Attributes:
+        version: its number.
+        parent: the version before; None for the first of a board.
+        base_state: 16 bytes, the state that the delta starts from; None without a delta.
+        result_state: 16 bytes, the state of this version.
+        objects: the delta, at most one object.
+        anchor: a full checkpoint of this version, committed with it.
+        last_anchor: the newest anchor of an earlier version when this one was committed.
+        elements, changed: of all tensors, and those that the delta changes.
+        dense_bytes: bytes of all tensors.
+        epoch: of the publisher; rises with every publisher that is opened.
+        write_id: random name of the attempt that committed it.
+        time: of the commit, in seconds since 1970; informative.
+        meta: the publisher's own text.
+        digest: BLAKE3 of the manifest's bytes, 64 hexadecimal digits; empty before a commit.
+    """
+
+    _derived = ("bytes", "bits_per_change")
+
+    version: int
+    parent: VersionRef | None
+    base_state: State | None
+    result_state: State
+    objects: tuple[ObjectRef, ...]
+    anchor: AnchorFiles | None
+    last_anchor: VersionRef | None
+    elements: int
+    changed: int
+    dense_bytes: int
+    epoch: int
+    write_id: str
+    time: float
+    run: str = ""
+    meta: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+
+    @property
+    def parent_version(self) -> int | None:
+        """The version before."""
+        return None if self.parent is None else self.parent.version
+
+    @property
+    def parent_digest(self) -> str | None:
+        """BLAKE3 of the manifest of the version before."""
+        return None if self.parent is None else self.parent.digest
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the delta; 0 for a version that only has an anchor."""
+        return sum(item.bytes for item in self.objects)
+
+    @property
+    def bits_per_change(self) -> float:
+        """Bits of the delta for each changed element; nan where nothing changed."""
+        return 8 * self.bytes / self.changed if self.objects and self.changed else math.nan
+
+    @property
+    def ref(self) -> VersionRef:
+        """Version and digest, as a child names them."""
+        return VersionRef(self.version, self.digest)
+
+    @classmethod
+    def from_json(cls, raw: _Bytes, digest: str) -> Manifest:
+        """Read a manifest that the Rust core has validated."""
+        value = json.loads(raw)
+        anchor = value.get("anchor")
+        base = value["base_state"]
+        return cls(
+            version=value["version"],
+            parent=_version_ref(value["parent"]),
+            base_state=None if base is None else bytes.fromhex(base),
+            result_state=bytes.fromhex(value["result_state"]),
+            objects=tuple(ObjectRef(**_only_object(item)) for item in value["objects"]),
+            anchor=None if anchor is None else anchor_files(anchor),
+            last_anchor=_version_ref(value.get("last_anchor")),
+            elements=value.get("elements", 0),
+            changed=value.get("changed", 0),
+            dense_bytes=value.get("dense_bytes", 0),
+            epoch=value["epoch"],
+            write_id=value["write_id"],
+            time=value["time_ms"] / 1000,
+            run=value.get("run", ""),
+            meta=value.get("meta", {}),
+            digest=digest,
+        )
+
+    def to_json(self) -> _Bytes:
+        """JSON for the Rust core, which checks it and stores it in canonical form."""
+        return json.dumps(
+            {
+                "format": 1,
+                "run": self.run,
+                "version": self.version,
+                "parent": None if self.parent is None else self.parent.as_dict(),
+                "base_state": None if self.base_state is None else self.base_state.hex(),
+                "result_state": self.result_state.hex(),
+                "objects": [item.as_dict() for item in self.objects],
+                "anchor": None if self.anchor is None else self.anchor.as_dict(),
+                "last_anchor": None if self.last_anchor is None else self.last_anchor.as_dict(),
+                "elements": self.elements,
+                "changed": self.changed,
+                "dense_bytes": self.dense_bytes,
+                "epoch": self.epoch,
+                "write_id": self.write_id,
+                "time_ms": round(self.time * 1000),
+                "meta": dict(self.meta),
+            },
+            ensure_ascii=False,
+        ).encode()
+
+
+@dataclass(frozen=True)
+class AnchorRecord(Record):
+    """An anchor added to a version after it was committed."""
+
+    version: int
+    manifest: str
+    result_state: State
+    anchor: AnchorFiles
+    epoch: int
+    write_id: str
+    time: float
+    digest: str = ""
+
+    @classmethod
+    def from_json(cls, raw: bytes, digest: str) -> AnchorRecord:
+        """Read a record that the Rust core has validated."""
+        value = json.loads(raw)
+        return cls(
+            version=value["version"],
+            manifest=value["manifest"],
+            result_state=bytes.fromhex(value["result_state"]),
+            anchor=anchor_files(value["anchor"]),
+            epoch=value["epoch"],
+            write_id=value["write_id"],
+            time=value["time_ms"] / 1000,
+            digest=digest,
+        )
+
+    def to_json(self) -> bytes:
+        """JSON for the Rust core, which checks it and stores it in canonical form."""
+        return json.dumps(
+            {
+                "format": 1,
+                "version": self.version,
+                "manifest": self.manifest,
+                "result_state": self.result_state.hex(),
+                "anchor": self.anchor.as_dict(),
+                "epoch": self.epoch,
+                "write_id": self.write_id,
+                "time_ms": round(self.time * 1000),
+            }
+        ).encode()
+
+
+def anchor_files(value: Mapping[str, Any]) -> AnchorFiles:
+    """The ``anchor`` value of a validated record."""
+    files = tuple(ObjectRef(**_only_object(item)) for item in value["files"])
+    return AnchorFiles(value["path"], files)
+
+
+def _only_object(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value[key] for key in ("path", "bytes", "blake3")}
+
+
+def _version_ref(value: Mapping[str, Any] | None) -> VersionRef | None:
+    return None if value is None else VersionRef(value["version"], value["digest"])

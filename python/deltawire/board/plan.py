@@ -1,0 +1,245 @@
+"""How a reader gets from what it holds to a version: the cheapest path by bytes.
+
+Everything here reads and validates records only; no delta or weight is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import BrokenChain, UntrustedDelta, WrongVersion
+from .manifest import AnchorFiles, AnchorRecord, Manifest
+
+if TYPE_CHECKING:
+    from .board import Board
+
+
+@dataclass(frozen=True)
+class Held:
+    """The version that a reader holds.
+
+    Attributes:
+        version: its number.
+        digest: BLAKE3 of its manifest, if the reader remembers it.
+        state: 16 bytes, if the reader knows it.
+    """
+
+    version: int
+    digest: str | None = None
+    state: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A full checkpoint that a path begins with."""
+
+    manifest: Manifest
+    files: AnchorFiles
+
+
+@dataclass(frozen=True)
+class Path:
+    """Steps in order: an anchor or none, then deltas.
+
+    Attributes:
+        goal: manifest of the version that the path leads to.
+        anchor: loaded first; None: the path starts from what the reader holds.
+        deltas: manifests of the versions whose deltas follow.
+    """
+
+    goal: Manifest
+    anchor: Anchor | None
+    deltas: tuple[Manifest, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes to fetch."""
+        anchor = 0 if self.anchor is None else self.anchor.files.bytes
+        return anchor + sum(manifest.bytes for manifest in self.deltas)
+
+
+def find_path(
+    board: Board, held: Held | None, to: int | None, *, from_anchor: bool = False
+) -> Path:
+    """The cheapest validated path to version ``to`` (None: the head).
+
+    Args:
+        held: what the reader holds; None: nothing that is known.
+        from_anchor: begin with an anchor whatever is held. The chain from ``held`` is
+            still validated.
+
+    Raises:
+        WrongVersion: the board is empty, ``to`` is not there, or was passed already.
+        BrokenChain: manifests do not link up, or there is no usable anchor where one is needed.
+        UntrustedDelta: the board holds another history than ``held``.
+    """
+    goal = _goal(board, held, to)
+    chain = None if held is None else _chain_from(board, held, goal)
+    paths = []
+    if chain is not None and not from_anchor and all(item.objects for item in chain):
+        deltas = Path(goal, None, tuple(chain))
+        # No anchor has fewer bytes than the tensors.
+        if deltas.bytes <= goal.dense_bytes:
+            return deltas
+        paths.append(deltas)
+    anchored = _from_newest_anchor(board, goal, chain or (), own=None if from_anchor else held)
+    if anchored is not None:
+        paths.append(anchored)
+    if not paths:
+        raise BrokenChain(
+            "no path: the deltas from the version held are not all there, and no anchor at or "
+            "before the wanted version is; ask the publisher for an anchor",
+            version=goal.version,
+            path=board.url,
+        )
+    return min(paths, key=lambda path: path.bytes)
+
+
+def _goal(board: Board, held: Held | None, to: int | None) -> Manifest:
+    if to is None:
+        head = board.head()
+        if head is None:
+            raise WrongVersion("the board has no version yet; publish one first", path=board.url)
+        if held is not None and head < held.version:
+            raise BrokenChain(
+                f"the board ends at version {head}, but {held.version} is held: this is another "
+                "board, or it lost versions; start anew if you trust it",
+                version=held.version,
+                path=board.url,
+            )
+        to = head
+    if held is not None and to < held.version:
+        raise WrongVersion(
+            f"version {held.version} is held already, and the board cannot go back; start anew "
+            "for an earlier version",
+            version=to,
+            path=board.url,
+        )
+    goal = board.find_manifest(to)
+    if goal is None:
+        head = board.head()
+        state = "the board is empty" if head is None else f"the newest is {head}"
+        raise WrongVersion(f"no such version: {state}", version=to, path=board.url)
+    return goal
+
+
+def _chain_from(board: Board, held: Held, goal: Manifest) -> list[Manifest] | None:
+    """Validated manifests after ``held`` up to ``goal``; None if some were collected."""
+    first = held.version + 1
+    own = board.find_manifest(held.version)
+    if own is not None:
+        _check_same_history(board, held, own)
+    if goal.version == held.version:
+        return []
+    if not board.store.has_version(first):
+        return None
+    start: tuple[int, str, str, int, str | None] | None = None
+    if own is not None:
+        start = (own.version, own.digest, own.result_state.hex(), own.epoch, own.run)
+    elif held.digest is not None and held.state is not None:
+        start = (held.version, held.digest, held.state.hex(), 0, None)
+    if start is None:
+        # Nothing vouches for the link from what is held to the first manifest.
+        return None
+    return _read(board, first, goal, start)
+
+
+def _check_same_history(board: Board, held: Held, own: Manifest) -> None:
+    if held.digest is not None and held.digest != own.digest:
+        raise BrokenChain(
+            f"the board's manifest of this version has digest {own.digest}, the one held has "
+            f"{held.digest}: this is another board, or it was replaced; start anew if you trust it",
+            version=held.version,
+            path=board.url,
+        )
+    if held.state is not None and held.state != own.result_state:
+        raise BrokenChain(
+            f"the state held is {held.state.hex()}, the board's version ends in "
+            f"{own.result_state.hex()}; start anew from an anchor",
+            version=held.version,
+            path=board.url,
+        )
+
+
+def _read(
+    board: Board, first: int, goal: Manifest, start: tuple[int, str, str, int, str | None] | None
+) -> list[Manifest]:
+    records = board.store.chain(first, goal.version, start)
+    chain = [Manifest.from_json(raw, digest) for raw, digest in records]
+    if chain and chain[-1].digest != goal.digest:
+        raise UntrustedDelta(
+            "the manifest changed between two reads; manifests never change on a sound board",
+            version=goal.version,
+            path=board.url,
+        )
+    return chain
+
+
+def _from_newest_anchor(
+    board: Board, goal: Manifest, chain: Sequence[Manifest], *, own: Held | None
+) -> Path | None:
+    """The path from the newest usable anchor: an older one costs as much, and more deltas.
+
+    Args:
+        chain: manifests read already.
+        own: what is held, for which only later anchors are of use.
+    """
+    candidates = {goal.version}
+    if goal.last_anchor is not None:
+        candidates.add(goal.last_anchor.version)
+    hint = board.store.hint()
+    if hint is not None and hint[1] is not None:
+        candidates.add(hint[1])
+    candidates.update(item.version for item in chain if item.anchor is not None)
+    oldest = 0 if own is None else own.version + 1
+    for version in sorted(candidates, reverse=True):
+        if oldest <= version <= goal.version:
+            path = _anchor_path(board, goal, version)
+            if path is not None:
+                return path
+    return None
+
+
+def _anchor_path(board: Board, goal: Manifest, version: int) -> Path | None:
+    if not board.store.has_version(version):
+        return None
+    manifests = _read(board, version, goal, None)
+    files = find_anchor(board, manifests[0])
+    deltas = manifests[1:]
+    if files is None or not all(item.objects for item in deltas):
+        return None
+    named = goal.last_anchor
+    if named is not None and named.version == version:
+        record = board.store.anchor_record(version)
+        digests = {manifests[0].digest} | ({record[1]} if record is not None else set())
+        if named.digest not in digests:
+            raise BrokenChain(
+                f"version {goal.version} names an anchor with digest {named.digest}, which is "
+                "not the one on the board",
+                version=version,
+                path=board.url,
+            )
+    return Path(goal, Anchor(manifests[0], files), tuple(deltas))
+
+
+def find_anchor(board: Board, manifest: Manifest) -> AnchorFiles | None:
+    """The anchor of a version, committed with it or added later.
+
+    Raises:
+        UntrustedDelta: an anchor record that belongs to another manifest.
+    """
+    if manifest.anchor is not None:
+        return manifest.anchor
+    raw = board.store.anchor_record(manifest.version)
+    if raw is None:
+        return None
+    record = AnchorRecord.from_json(*raw)
+    if record.manifest != manifest.digest or record.result_state != manifest.result_state:
+        raise UntrustedDelta(
+            "the anchor record belongs to another manifest of this version",
+            version=manifest.version,
+            path=board.url,
+        )
+    return record.anchor

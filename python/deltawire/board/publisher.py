@@ -1,0 +1,445 @@
+"""Publishing versions: deltas and anchors, each committed by one create-only record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..digest import state_digest
+from ..errors import (
+    BrokenChain,
+    DeltawireError,
+    StoreError,
+    VersionConflict,
+    WrongBase,
+    WrongVersion,
+)
+from ..stream import diff
+from ..types import Profile, Sized
+from .anchor import Source
+from .fetch import Progress
+from .manifest import AnchorFiles, AnchorRecord, Manifest, ObjectRef, State, VersionRef
+from .plan import find_anchor
+
+if TYPE_CHECKING:
+    from .. import _native
+    from .board import Board
+
+#: Tensor bytes in one file of an anchor that is made from tensors.
+_SHARD_BYTES = 5 << 30
+
+
+@dataclass(frozen=True)
+class PublishStats(Sized):
+    """What publishing one version took.
+
+    Attributes:
+        version: its number.
+        bytes: uploaded: the delta, or all files of an anchor.
+        changed: elements in the delta; for an anchor all elements.
+        elements, dense_bytes: of all tensors.
+        encode_seconds: comparing and encoding, while uploading; for an anchor its digest.
+        publish_seconds: after that, until the version was committed.
+        result_state: 16 bytes, the state of the version.
+        anchor: whether an anchor was published.
+    """
+
+    version: int
+    bytes: int
+    changed: int
+    elements: int
+    dense_bytes: int
+    encode_seconds: float
+    publish_seconds: float
+    result_state: State
+    anchor: bool = False
+
+
+@dataclass
+class _Attempt:
+    """Objects of one attempt at a version, removed again unless it was committed."""
+
+    store: _native.BoardStore
+    version: int
+    write_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    paths: list[str] = field(default_factory=list)
+    uploads: list[_native.BoardUpload] = field(default_factory=list)
+    commit_begun: bool = False
+    is_manifest: bool = True
+
+    def opened(self, upload: _native.BoardUpload, path: str) -> None:
+        """Remember an upload."""
+        self.paths.append(path)
+        self.uploads.append(upload)
+
+    def undo(self, error: BaseException) -> None:
+        """Remove what may be removed. The first error matters more than one in here."""
+        for upload in self.uploads:
+            upload.abort()
+        with contextlib.suppress(DeltawireError):
+            if self.commit_begun and self.is_manifest:
+                # Also after Ctrl-C: the version may exist, then its objects stay.
+                self.store.discard(self.version, self.write_id, self.paths)
+            elif not self.commit_begun or isinstance(error, VersionConflict):
+                for path in self.paths:
+                    self.store.delete(path)
+
+
+@contextlib.contextmanager
+def _attempt(store: _native.BoardStore, version: int) -> Iterator[_Attempt]:
+    attempt = _Attempt(store, version)
+    try:
+        yield attempt
+    except BaseException as error:
+        attempt.undo(error)
+        raise
+
+
+class Publisher:
+    """The one writer of a board. Use as a context manager.
+
+    Opening takes the next writer epoch, which fences every publisher opened before.
+    """
+
+    def __init__(self, board: Board, *, run: str | None = None) -> None:
+        """Use :meth:`deltawire.Board.publisher`."""
+        self._board = board
+        self._store = board.store
+        self._run = run
+        self._epoch = self._store.acquire_epoch(secrets.token_hex(16), _now_ms())
+        self._anchor: VersionRef | None = None
+        self._closed = False
+
+    @property
+    def epoch(self) -> int:
+        """This publisher's epoch."""
+        return self._epoch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Refuse to publish any more."""
+        self._closed = True
+
+    def publish(
+        self,
+        version: int | None = None,
+        *,
+        base: str | os.PathLike[str] | Mapping[str, Any],
+        new: str | os.PathLike[str] | Mapping[str, Any],
+        profile: Profile = "compact",
+        meta: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> PublishStats:
+        """Publish the delta from ``base`` to ``new`` as the next version.
+
+        On any error no version was committed, what was uploaded is removed as far as the store
+        allows, and the head is as before.
+
+        Args:
+            version: must be the head's plus one; None: that.
+            base: the head's bits: a path, an open ``Checkpoint``, or name -> tensor.
+            new: the same tensors, changed.
+            profile: ``compact``, ``fast`` or ``overwrite``.
+            meta: free text, kept in the manifest and in the delta.
+            threads: by default all cores.
+            progress: called with the number of dense bytes just done.
+
+        Raises:
+            WrongVersion: ``version`` does not follow the head, or the board is empty.
+            WrongBase: ``base`` does not hold the head's bits.
+            VersionConflict: another publisher was opened, or committed this version first.
+            LayoutMismatch: names, shapes or dtypes disagree.
+            StoreError: the store failed.
+        """
+        head = self._head()
+        if head is None:
+            raise WrongVersion(
+                "the board is empty; its first version is a whole checkpoint: publish_anchor",
+                version=version,
+                path=self._board.url,
+            )
+        version = self._next(version, head)
+        with _attempt(self._store, version) as attempt:
+            path = self._store.object_path(version, 0, attempt.write_id)
+            upload = self._store.upload(path)
+            attempt.opened(upload, path)
+            started = time.perf_counter()
+            stats = diff(
+                base,
+                new,
+                upload,
+                base_version=head.version,
+                version=version,
+                run=self._run_name(head),
+                profile=profile,
+                threads=threads,
+                meta=dict(meta or {}),
+                progress=progress,
+            )
+            encoded = time.perf_counter()
+            if stats.base_state is None or stats.result_state is None:
+                raise WrongBase("the delta's states are not known; give the whole base")
+            if stats.base_state != head.result_state:
+                raise WrongBase(
+                    f"the base's state is {stats.base_state.hex()}, the head's is "
+                    f"{head.result_state.hex()}; pull the head and publish against it",
+                    version=head.version,
+                    path=self._board.url,
+                )
+            delta = ObjectRef(*upload.finish())
+            self._commit(
+                attempt,
+                self._manifest(
+                    attempt,
+                    head,
+                    base_state=stats.base_state,
+                    result_state=stats.result_state,
+                    objects=(delta,),
+                    elements=stats.elements,
+                    changed=stats.changed,
+                    dense_bytes=stats.dense_bytes,
+                    meta=meta,
+                ),
+            )
+        return PublishStats(
+            version,
+            delta.bytes,
+            stats.changed,
+            stats.elements,
+            stats.dense_bytes,
+            encoded - started,
+            time.perf_counter() - encoded,
+            stats.result_state,
+        )
+
+    def publish_anchor(
+        self,
+        version: int | None,
+        checkpoint: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        extra_files: str | os.PathLike[str] | None = None,
+        meta: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        progress: Progress | None = None,
+        max_shard_bytes: int = _SHARD_BYTES,
+    ) -> PublishStats:
+        """Publish a whole checkpoint, as an ordinary Hugging Face directory on the board.
+
+        Commits the first version of an empty board (any number), or the version after the head
+        without a delta (readers then load the anchor), or adds an anchor to a version that
+        exists.
+
+        Args:
+            version: which of these; None: the next version, or 0 on an empty board.
+            checkpoint: a path, an open ``Checkpoint`` (their files are copied as they are), or
+                name -> tensor (written as safetensors files, a few MiB at a time).
+            extra_files: directory whose configuration, tokenizer and code files are copied
+                along; by default the checkpoint's own.
+            meta: free text, kept in the manifest; not for a version that exists.
+            progress: called with the number of bytes just uploaded.
+            max_shard_bytes: tensor bytes in one file, for a mapping.
+
+        Raises:
+            WrongVersion: ``version`` is neither of these.
+            WrongBase: the version exists and has other bits than ``checkpoint``.
+            VersionConflict: another publisher was faster, or the version has an anchor already.
+            StoreError: the store failed. Nothing was committed.
+        """
+        head = self._head()
+        existing = None
+        if head is not None and version is not None and version <= head.version:
+            existing = self._without_anchor(version)
+        elif head is not None:
+            version = self._next(version, head)
+        elif version is None:
+            version = 0
+        assert version is not None
+        source = Source.of(checkpoint, extra_files)
+        started = time.perf_counter()
+        state = state_digest(source.tensors, threads=threads)
+        elements = sum(view.elements for view in source.tensors.values())
+        dense_bytes = sum(view.nbytes for view in source.tensors.values())
+        encoded = time.perf_counter()
+        if existing is not None and state != existing.result_state:
+            raise WrongBase(
+                f"the checkpoint's state is {state.hex()}, this version's is "
+                f"{existing.result_state.hex()}; give the checkpoint of this very version",
+                version=version,
+                path=self._board.url,
+            )
+        with _attempt(self._store, version) as attempt:
+            directory = self._store.claim_anchor(version, self._epoch, attempt.write_id, _now_ms())
+            files = source.upload(
+                self._store,
+                directory,
+                progress=progress,
+                max_shard_bytes=max_shard_bytes,
+                opened=attempt.opened,
+            )
+            if existing is not None:
+                self._add_anchor(attempt, existing, files)
+            else:
+                manifest = self._manifest(
+                    attempt,
+                    head,
+                    base_state=None,
+                    result_state=state,
+                    anchor=files,
+                    elements=elements,
+                    changed=elements,
+                    dense_bytes=dense_bytes,
+                    meta=meta,
+                )
+                self._anchor = VersionRef(version, self._commit(attempt, manifest))
+        return PublishStats(
+            version,
+            files.bytes,
+            elements,
+            elements,
+            dense_bytes,
+            encoded - started,
+            time.perf_counter() - encoded,
+            state,
+            anchor=True,
+        )
+
+    def _head(self) -> Manifest | None:
+        if self._closed:
+            raise StoreError("this publisher is closed; open another", path=self._board.url)
+        self._store.check_epoch(self._epoch)
+        version = self._board.head()
+        if version is None:
+            return None
+        head = self._board.manifest(version)
+        if self._run is not None and self._run != head.run:
+            raise BrokenChain(
+                f"the board is of run {head.run!r}, not {self._run!r}; use another board",
+                version=version,
+                path=self._board.url,
+            )
+        return head
+
+    def _next(self, version: int | None, head: Manifest) -> int:
+        following = head.version + 1
+        if version is None or version == following:
+            return following
+        if version <= head.version:
+            raise VersionConflict(
+                f"this version exists already; the next one is {following}",
+                version=version,
+                path=self._board.url,
+            )
+        raise WrongVersion(
+            f"versions follow one another: the next one is {following}",
+            version=version,
+            path=self._board.url,
+        )
+
+    def _without_anchor(self, version: int) -> Manifest:
+        existing = self._board.manifest(version)
+        if find_anchor(self._board, existing) is not None:
+            raise VersionConflict(
+                "this version already has an anchor; nothing to do",
+                version=version,
+                path=self._board.url,
+            )
+        return existing
+
+    def _run_name(self, head: Manifest | None) -> str:
+        if self._run is not None:
+            return self._run
+        return "" if head is None else head.run
+
+    def _manifest(
+        self,
+        attempt: _Attempt,
+        head: Manifest | None,
+        *,
+        meta: Mapping[str, str] | None,
+        base_state: bytes | None,
+        result_state: bytes,
+        elements: int,
+        changed: int,
+        dense_bytes: int,
+        objects: tuple[ObjectRef, ...] = (),
+        anchor: AnchorFiles | None = None,
+    ) -> Manifest:
+        return Manifest(
+            version=attempt.version,
+            parent=None if head is None else head.ref,
+            base_state=base_state,
+            result_state=result_state,
+            objects=objects,
+            anchor=anchor,
+            last_anchor=None if head is None else self._last_anchor(head),
+            elements=elements,
+            changed=changed,
+            dense_bytes=dense_bytes,
+            epoch=self._epoch,
+            write_id=attempt.write_id,
+            time=_now_ms() / 1000,
+            run=self._run_name(head),
+            meta=dict(meta or {}),
+        )
+
+    def _last_anchor(self, head: Manifest) -> VersionRef | None:
+        """The newest anchor at or before the head."""
+        known = [head.ref] if head.anchor is not None else []
+        known += [ref for ref in (head.last_anchor, self._anchor) if ref is not None]
+        hint = self._store.hint()
+        newest = max((ref.version for ref in known), default=-1)
+        if hint is not None and hint[1] is not None and newest < hint[1] <= head.version:
+            # Another publisher added it after the head was committed.
+            hinted = self._board.find_manifest(hint[1])
+            record = self._store.anchor_record(hint[1])
+            if hinted is not None and record is not None and find_anchor(self._board, hinted):
+                known.append(VersionRef(hint[1], record[1]))
+        return max(known, key=lambda ref: ref.version, default=None)
+
+    def _commit(self, attempt: _Attempt, manifest: Manifest) -> str:
+        raw = manifest.to_json()
+        attempt.commit_begun = True
+        return self._store.commit(manifest.version, raw)
+
+    def _add_anchor(self, attempt: _Attempt, existing: Manifest, files: AnchorFiles) -> None:
+        record = AnchorRecord(
+            existing.version,
+            existing.digest,
+            existing.result_state,
+            files,
+            self._epoch,
+            attempt.write_id,
+            _now_ms() / 1000,
+        )
+        self._store.check_epoch(self._epoch)
+        raw = record.to_json()
+        attempt.is_manifest = False
+        attempt.commit_begun = True
+        ref = VersionRef(existing.version, self._store.commit_anchor(existing.version, raw))
+        if self._anchor is None or self._anchor.version < ref.version:
+            self._anchor = ref
+        head = self._board.head()
+        if head is not None:
+            newest = max(ref.version, self._anchor.version)
+            self._store.write_hint(head, newest)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,146 @@
+"""Deltas on their way into a target: fetched, checked, staged, committed, one after the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..apply import Staged, stage
+from ..types import Record
+from .fetch import FetchedDelta, Progress, fetch_deltas
+from .manifest import Manifest, State
+
+if TYPE_CHECKING:
+    from .board import Board
+
+
+@dataclass(frozen=True)
+class AdvanceStats(Record):
+    """One step of a follower.
+
+    Attributes:
+        version: that the target holds now.
+        bytes: fetched for the step.
+        changed: elements written.
+        pull_seconds: fetching.
+        stage_seconds: reading, checking and decoding, while the target can still be used.
+        commit_seconds: writing; the pause.
+        state: 16 bytes, the target's state now.
+        anchor: whether the whole checkpoint was loaded.
+    """
+
+    version: int
+    bytes: int
+    changed: int
+    pull_seconds: float
+    stage_seconds: float
+    commit_seconds: float
+    state: State
+    anchor: bool = False
+
+
+class DeltaRun:
+    """Deltas that follow one another, fetched and checked. Use as a context manager."""
+
+    def __init__(
+        self,
+        board: Board,
+        manifests: Sequence[Manifest],
+        base: bytes,
+        target: Mapping[str, Any],
+        *,
+        threads: int | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Fetch and check all deltas; the target is not looked at.
+
+        Args:
+            manifests: of the versions that the deltas lead to, in order.
+            base: 16 bytes, the state that the first starts from.
+            target: name -> tensor, changed in place by :meth:`commit`.
+            threads: for decoding; by default all cores.
+            spool: directory for the deltas; by default the system's.
+            progress: called with the number of bytes just fetched.
+
+        Raises:
+            UntrustedDelta, CorruptDelta, UnsupportedDelta, LimitExceeded, StoreError.
+        """
+        self._target = target
+        self._threads = threads
+        self._waiting = fetch_deltas(board, manifests, base, spool=spool, progress=progress)
+        self._staged: tuple[Staged, float] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def waiting(self) -> list[Manifest]:
+        """Manifests of the versions that are not committed yet."""
+        return [delta.manifest for delta in self._waiting]
+
+    def stage(self) -> None:
+        """Prepare the next delta, if there is one: all is checked, and nothing written.
+
+        Raises:
+            WrongBase: the target does not hold the base.
+            LayoutMismatch, TargetError: the target does not fit, or cannot be written.
+        """
+        if self._staged is not None or not self._waiting:
+            return
+        delta = self._waiting[0]
+        started = time.perf_counter()
+        with delta.blamed():
+            staged = stage(
+                delta.path,
+                self._target,
+                expect_result=delta.manifest.result_state,
+                threads=self._threads,
+            )
+        self._staged = staged, time.perf_counter() - started
+
+    def commit(self) -> AdvanceStats:
+        """Write the next delta.
+
+        Raises:
+            TargetTorn: writing failed half way; the same delta may be applied again.
+        """
+        self.stage()
+        assert self._staged is not None
+        (staged, stage_seconds), self._staged = self._staged, None
+        delta: FetchedDelta = self._waiting[0]
+        started = time.perf_counter()
+        with delta.blamed():
+            staged.commit()
+        commit_seconds = time.perf_counter() - started
+        del self._waiting[0]
+        delta.close()
+        manifest = delta.manifest
+        return AdvanceStats(
+            manifest.version,
+            manifest.bytes,
+            staged.changed,
+            delta.pull_seconds,
+            stage_seconds,
+            commit_seconds,
+            manifest.result_state,
+        )
+
+    def close(self) -> None:
+        """Drop what was fetched."""
+        self._staged = None
+        for delta in self._waiting:
+            delta.close()
+        self._waiting = []

@@ -1,0 +1,180 @@
+//! Anchors: full checkpoints in the ordinary Hugging Face layout.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::hex::{Blake3, State, WriteId};
+use crate::layout::{self, check_path, ANCHORS};
+use crate::manifest::{parse_record, to_record, untrusted, ObjectRef, MAX_RECORD};
+use crate::store::{Created, Store};
+
+/// A checkpoint directory on the board.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnchorFiles {
+    /// The directory, `anchors/<version>` or `anchors/<version>-<attempt>`.
+    pub path: String,
+    /// All files in it, paths from the board's root.
+    pub files: Vec<ObjectRef>,
+}
+
+impl AnchorFiles {
+    /// Bytes of all files.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.files
+            .iter()
+            .map(|file| file.bytes)
+            .fold(0, u64::saturating_add)
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        check_path(&self.path, ANCHORS)?;
+        if self.path.matches('/').count() != 1 {
+            return Err(untrusted(format!(
+                "the anchor directory {:?} is nested",
+                self.path
+            )));
+        }
+        if self.files.is_empty() {
+            return Err(untrusted("an anchor without files".to_owned()));
+        }
+        let mut names = std::collections::BTreeSet::new();
+        for file in &self.files {
+            check_path(&file.path, &self.path)?;
+            if !names.insert(file.path.as_str()) {
+                return Err(untrusted(format!("{:?} is listed twice", file.path)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An anchor added to a version that was committed without one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnchorRecord {
+    /// Format of the record, as in the manifest.
+    pub format: u64,
+    /// Features that a reader must know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requires: Vec<String>,
+    /// The version.
+    pub version: u64,
+    /// BLAKE3 of that version's manifest.
+    pub manifest: Blake3,
+    /// State of the checkpoint, equal to the manifest's.
+    pub result_state: State,
+    /// The checkpoint.
+    pub anchor: AnchorFiles,
+    /// Epoch of the writer.
+    pub epoch: u64,
+    /// Random name of the attempt that wrote this.
+    pub write_id: WriteId,
+    /// Wall time, milliseconds since 1970.
+    pub time_ms: u64,
+}
+
+impl AnchorRecord {
+    /// Reads and checks the anchor record of `version`.
+    ///
+    /// # Errors
+    /// As [`crate::Manifest::parse`].
+    pub fn parse(bytes: &[u8], version: u64) -> Result<Self> {
+        let record: Self = parse_record(bytes, "anchor record")?;
+        record.anchor.check()?;
+        if record.version != version {
+            return Err(untrusted(format!(
+                "the anchor record of version {version} says that it is for version {}",
+                record.version
+            )));
+        }
+        Ok(record)
+    }
+
+    /// Reads the anchor record of `version`, if there is one, with the BLAKE3 of its bytes.
+    ///
+    /// # Errors
+    /// As [`AnchorRecord::parse`], and [`ErrorKind::Store`].
+    pub fn read(store: &Store, version: u64) -> Result<Option<(Self, Blake3)>> {
+        Ok(match Self::read_bytes(store, version)? {
+            Some(bytes) => Some((Self::parse(&bytes, version)?, Blake3::of(&bytes))),
+            None => None,
+        })
+    }
+
+    /// As [`AnchorRecord::read`], but gives the checked bytes.
+    ///
+    /// # Errors
+    /// As [`AnchorRecord::read`].
+    pub fn read_bytes(store: &Store, version: u64) -> Result<Option<Vec<u8>>> {
+        let path = layout::anchor_record(version);
+        let Some(bytes) = store.read(&path, MAX_RECORD)? else {
+            return Ok(None);
+        };
+        Self::parse(&bytes, version).map_err(|error| error.at(&path))?;
+        Ok(Some(bytes))
+    }
+
+    /// Commits the record, create-only, and returns the BLAKE3 of its bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Conflict`] if the version already has an anchor record; [`ErrorKind::Store`].
+    pub fn commit(&self, store: &Store) -> Result<Blake3> {
+        self.anchor.check()?;
+        let bytes = to_record(self)?;
+        let path = layout::anchor_record(self.version);
+        match store.create(&path, &bytes)? {
+            Created::Now | Created::Recovered => Ok(Blake3::of(&bytes)),
+            Created::Taken(_) => Err(Error::new(
+                ErrorKind::Conflict,
+                "this version already has an anchor; nothing to do",
+            )
+            .at(path)
+            .version(self.version)),
+        }
+    }
+}
+
+/// The claim on an anchor directory. Its only purpose is to exist once.
+#[derive(Serialize)]
+struct Claim {
+    epoch: u64,
+    write_id: WriteId,
+    time_ms: u64,
+}
+
+/// Attempts at one anchor before this gives up.
+const MAX_ATTEMPTS: u32 = 1000;
+
+/// Picks the directory for an anchor of `version` that no other writer has used or will use.
+///
+/// File names in a checkpoint are fixed (`model.safetensors`), so two writers in one directory would
+/// overwrite each other's committed files.
+///
+/// # Errors
+/// [`ErrorKind::Store`].
+pub fn claim_directory(
+    store: &Store,
+    version: u64,
+    epoch: u64,
+    write_id: WriteId,
+    time_ms: u64,
+) -> Result<String> {
+    let claim = to_record(&Claim {
+        epoch,
+        write_id,
+        time_ms,
+    })?;
+    for attempt in 1..=MAX_ATTEMPTS {
+        match store.create(&layout::anchor_claim(version, attempt), &claim)? {
+            Created::Now | Created::Recovered => {
+                return Ok(layout::anchor_directory(version, attempt))
+            }
+            Created::Taken(_) => {}
+        }
+    }
+    Err(Error::new(
+        ErrorKind::Store,
+        format!("{MAX_ATTEMPTS} attempts at an anchor failed; look for what stops them"),
+    )
+    .version(version))
+}

@@ -1,0 +1,66 @@
+//! Writer epochs: the later publisher fences the earlier.
+
+use serde::Serialize;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::hex::WriteId;
+use crate::layout;
+use crate::manifest::to_record;
+use crate::store::{Created, Store};
+
+#[derive(Serialize)]
+struct Epoch {
+    epoch: u64,
+    write_id: WriteId,
+    time_ms: u64,
+}
+
+/// Tries against other publishers that open at the same moment.
+const MAX_TRIES: u64 = 1000;
+
+/// Takes the next epoch. From then on no publisher with a lower one commits.
+///
+/// # Errors
+/// [`ErrorKind::Store`].
+pub fn acquire(store: &Store, write_id: WriteId, time_ms: u64) -> Result<u64> {
+    // One listing when a publisher opens; epochs are few.
+    let newest = store
+        .list(layout::CONTROL)?
+        .iter()
+        .filter_map(|(name, _)| layout::parse_epoch_name(name))
+        .max()
+        .unwrap_or(0);
+    let exhausted = || Error::new(ErrorKind::Store, "no free writer epoch").at(layout::CONTROL);
+    let first = newest.checked_add(1).ok_or_else(exhausted)?;
+    for epoch in first..first.saturating_add(MAX_TRIES) {
+        let record = to_record(&Epoch {
+            epoch,
+            write_id,
+            time_ms,
+        })?;
+        match store.create(&layout::epoch(epoch), &record)? {
+            Created::Now | Created::Recovered => return Ok(epoch),
+            Created::Taken(_) => {}
+        }
+    }
+    Err(exhausted())
+}
+
+/// Checks that no later publisher has opened the board: one small request.
+///
+/// # Errors
+/// [`ErrorKind::Conflict`] if one has; [`ErrorKind::Store`].
+pub fn check_current(store: &Store, epoch: u64) -> Result<()> {
+    let next = epoch.saturating_add(1);
+    if store.exists(&layout::epoch(next))? {
+        return Err(Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "another publisher opened this board after this one (epoch {next} follows {epoch}); \
+                 stop one of them, then open a new publisher"
+            ),
+        )
+        .at(store.url()));
+    }
+    Ok(())
+}
