@@ -1,0 +1,7 @@
+"""``python -m deltawire`` is the ``deltawire`` command."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

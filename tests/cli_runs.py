@@ -1,0 +1,96 @@
+"""Running the command line in tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoint_files import Spec, random_tensors, write_sharded
+from deltawire.checkpoint import Checkpoint
+from deltawire.cli import main
+
+PROGRAM = [sys.executable, "-m", "deltawire"]
+PROFILES = ["compact", "fast", "overwrite"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run ended with."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON object on stdout."""
+        assert self.out.endswith("\n")
+        assert self.out.count("\n") == 1, self.out
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+class Cli:
+    """Calls the command line in this process and keeps what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: object, status: int = 0) -> Done:
+        """Run with these words; the exit status must be ``status``."""
+        self._capsys.readouterr()
+        ended = main([str(word) for word in words])
+        captured = self._capsys.readouterr()
+        assert ended == status, f"status {ended}\n{captured.out}{captured.err}"
+        return Done(ended, captured.out, captured.err)
+
+
+def spawn(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)], capture_output=True, text=True, check=False, **options
+    )
+
+
+def next_step(tensors: dict[str, Spec], seed: int = 1) -> dict[str, Spec]:
+    """The same tensors with a few elements changed by one bit."""
+    rng = np.random.default_rng(seed)
+    result = {}
+    for name, (dtype, shape, data) in tensors.items():
+        values = np.frombuffer(data, np.uint8).copy()
+        if values.size:
+            # The lowest bit, so that booleans stay booleans.
+            values[rng.choice(values.size, max(1, values.size // 50), replace=False)] ^= 1
+        result[name] = (dtype, shape, values.tobytes())
+    return result
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Two sharded checkpoints of one model in a directory."""
+
+    directory: Path
+    base: Path
+    new: Path
+
+
+def write_steps(directory: Path) -> Steps:
+    """Two consecutive checkpoints with every dtype, in two shards each."""
+    tensors = random_tensors()
+    write_sharded(directory / "base", tensors)
+    write_sharded(directory / "new", next_step(tensors))
+    return Steps(directory, directory / "base", directory / "new")
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The bytes of every tensor."""
+    with Checkpoint.open(path) as checkpoint:
+        return {name: view.data.tobytes() for name, view in checkpoint.items()}
