@@ -1,0 +1,56 @@
+//! What the fuzz targets do: each function takes any bytes and panics where a promise is broken.
+//!
+//! - [`stream`]: any bytes, front to back in pieces and by range: the two must agree
+//! - [`sealed`]: the same after every checksum was made right, so that the parsers are reached
+//! - [`codec`]: streams of one chunk: what decodes is in bounds, and encodes and decodes again
+//! - [`round_trip`]: any tensors under any profile: written, read, planned and committed
+//! - [`apply`]: any sealed delta on a small target: refused without a trace, or proven
+//!
+//! `tests/replay.rs` runs all of them over the golden files and `seeds/`.
+
+mod apply;
+mod codec;
+mod round_trip;
+mod seal;
+mod stream;
+
+pub use apply::apply;
+pub use codec::codec;
+pub use round_trip::round_trip;
+pub use stream::{sealed, stream};
+
+use std::sync::{Arc, OnceLock};
+
+/// Evaluates an expression with `$word` as the unsigned integer of `$width` bytes.
+macro_rules! with_width {
+    ($width:expr, $word:ident => $body:expr) => {
+        match $width {
+            1 => {
+                type $word = u8;
+                $body
+            }
+            2 => {
+                type $word = u16;
+                $body
+            }
+            4 => {
+                type $word = u32;
+                $body
+            }
+            _ => {
+                type $word = u64;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_width;
+
+/// Two threads for all runs.
+pub(crate) fn pool() -> &'static Arc<rayon::ThreadPool> {
+    static POOL: OnceLock<Arc<rayon::ThreadPool>> = OnceLock::new();
+    POOL.get_or_init(|| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build();
+        Arc::new(pool.expect("threads can be started"))
+    })
+}

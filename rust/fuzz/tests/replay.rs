@@ -1,0 +1,81 @@
+//! Every target over the golden files and the inputs that once broke something.
+
+use std::fs;
+use std::path::Path;
+
+fn corpus() -> Vec<(String, Vec<u8>)> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let vectors = here.join("../../spec/vectors");
+    let folders = [
+        vectors.join("good"),
+        vectors.join("bad"),
+        vectors.join("native"),
+        here.join("seeds"),
+    ];
+    let mut files = Vec::new();
+    for folder in folders {
+        for entry in fs::read_dir(&folder).expect("the folder is part of the repository") {
+            let path = entry.expect("a readable folder").path();
+            if path.is_file() {
+                files.push((
+                    path.display().to_string(),
+                    fs::read(&path).expect("a readable file"),
+                ));
+            }
+        }
+    }
+    files.sort();
+    assert!(files.len() > 300);
+    files
+}
+
+fn replay(target: fn(&[u8])) {
+    for (name, data) in corpus() {
+        // The harness prints the name of the file that panics.
+        println!("{name}");
+        target(&data);
+    }
+}
+
+#[test]
+fn stream() {
+    replay(deltawire_fuzz::stream);
+}
+
+#[test]
+fn sealed() {
+    replay(deltawire_fuzz::sealed);
+}
+
+#[test]
+fn codec() {
+    replay(deltawire_fuzz::codec);
+}
+
+#[test]
+fn round_trip() {
+    replay(deltawire_fuzz::round_trip);
+}
+
+#[test]
+fn apply() {
+    replay(deltawire_fuzz::apply);
+}
+
+/// Damage in every byte of some small files, with right checksums.
+#[test]
+fn sealed_with_every_byte_altered() {
+    for (name, data) in corpus() {
+        if data.len() > 450 || !name.contains("good/codec") {
+            continue;
+        }
+        for at in 0..data.len() {
+            for bits in [1, 0x80, 0xff] {
+                let mut spoiled = data.clone();
+                spoiled[at] ^= bits;
+                deltawire_fuzz::sealed(&spoiled);
+                deltawire_fuzz::apply(&spoiled);
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+"""What the vectors contain: tensor states, good files, bad files."""

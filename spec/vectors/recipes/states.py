@@ -1,0 +1,159 @@
+"""Small tensor states, all derived from SHA-256 in counter mode, so any language can make them."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from deltawire_reference import WIDTHS, Value
+
+State = dict[str, Value]
+
+
+def stream(seed: str, count: int) -> bytes:
+    """``count`` bytes: SHA-256(seed, 0) SHA-256(seed, 1) ..., the counter as u64."""
+    blocks = (
+        hashlib.sha256(seed.encode() + struct.pack("<Q", i)).digest()
+        for i in range(count // 32 + 1)
+    )
+    return b"".join(blocks)[:count]
+
+
+def weights(seed: str, dtype: str, shape: Sequence[int]) -> Value:
+    """Values that look like weights: a narrow range of exponents for floats, any bits otherwise."""
+    width = WIDTHS[dtype]
+    data = bytearray(stream(seed, prod(shape) * width))
+    if dtype in ("BF16", "F32", "F64") and width > 1:
+        for i in range(width - 1, len(data), width):
+            data[i] = data[i] & 0x81 | 0x3C
+    return Value(dtype, tuple(shape), bytes(data))
+
+
+def stepped(value: Value, positions: Mapping[int, int] | Sequence[int], width: int) -> Value:
+    """Patterns moved: position -> difference modulo 2^w; a sequence moves each by +1 or -1."""
+    data = bytearray(value.data)
+    if not isinstance(positions, Mapping):
+        positions = {x: 1 if x % 3 else -1 for x in positions}
+    for x, move in positions.items():
+        old = int.from_bytes(data[x * width : (x + 1) * width], "little")
+        new = (old + move) % (1 << (8 * width))
+        data[x * width : (x + 1) * width] = new.to_bytes(width, "little")
+    return Value(value.dtype, value.shape, bytes(data))
+
+
+def chosen(seed: str, count: int, per_mille: int) -> list[int]:
+    """The positions below ``count`` that a seed picks."""
+    draw = struct.unpack(f"<{count}H", stream(seed, 2 * count))
+    return [x for x in range(count) if draw[x] * 1000 < per_mille * 65536]
+
+
+def special_floats(dtype: str) -> tuple[Value, Value]:
+    """Pairs that a comparison by value would miss or mangle."""
+    width = WIDTHS[dtype]
+    sign = 1 << (8 * width - 1)
+    exponent = {
+        "BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000,
+        "F8_E5M2": 0x7C, "F8_E4M3": 0x7E,
+    }.get(dtype, 0x78)  # fmt: skip
+    pairs = [
+        (sign, 0),  # -0 to +0
+        (0, sign),
+        (exponent | 1, exponent + 2),  # another NaN payload (another large value where width is 1)
+        (exponent | 1 | sign, exponent | 1),  # the sign of a NaN
+        (exponent, exponent | sign),  # +inf to -inf
+        (0, 1),  # the smallest denormal
+        (sign | 1, 1),
+        (exponent - 1, exponent),  # largest finite to infinity
+        (1, 2),
+        (sign | 2, sign | 1),
+        (sign - 1, 2 * sign - 1),  # the ends of the ordered integers
+        (2 * sign - 1, sign - 1),
+        (7, 7),  # unchanged
+    ]
+    old = b"".join(a.to_bytes(width, "little") for a, _ in pairs)
+    new = b"".join((b % (2 * sign)).to_bytes(width, "little") for _, b in pairs)
+    return Value(dtype, (len(pairs),), old), Value(dtype, (len(pairs),), new)
+
+
+def all_states() -> dict[str, State]:
+    """Every state that a vector names. ``x.base`` leads to ``x.new``."""
+    states: dict[str, State] = {}
+
+    def pair(name: str, base: State, new: State) -> None:
+        states[f"{name}.base"], states[f"{name}.new"] = base, new
+
+    w = weights("mixed", "BF16", (6, 20))
+    some = chosen("mixed positions", 120, 250)
+    moves = {x: (1, -1, 2, -3, 40, 1, -1)[i % 7] for i, x in enumerate(some)}
+    pair("mixed", {"w": w}, {"w": stepped(w, moves, 2)})
+    pair("sparse", {"w": w}, {"w": stepped(w, [0, 55, 119], 2)})
+    pair("runs", {"w": w}, {"w": stepped(w, [*range(5), *range(40, 63), 119], 2)})
+    pair("full", {"w": w}, {"w": stepped(w, range(120), 2)})
+    pair("same", {"w": w}, {"w": w})
+    for dtype, width in WIDTHS.items():
+        name = f"dtype-{dtype.lower()}"
+        if dtype == "BOOL":
+            old = Value(dtype, (3, 8), bytes(b & 1 for b in stream(name, 24)))
+            new = Value(dtype, (3, 8), bytes(b ^ (i % 5 == 0) for i, b in enumerate(old.data)))
+            pair(name, {"w": old}, {"w": new})
+        elif dtype.startswith(("F", "B")) and dtype != "F8_E8M0":
+            a, b = special_floats(dtype)
+            v = weights(name, dtype, (4, 9))
+            pair(name, {"s": a, "w": v}, {"s": b, "w": stepped(v, chosen(name, 36, 300), width)})
+        else:
+            v = weights(name, dtype, (4, 9))
+            ends = {x: 1 << (8 * width - 1) for x in (3, 17)}
+            moved = {**{x: 1 for x in chosen(name, 36, 300)}, **ends}
+            pair(name, {"w": v}, {"w": stepped(v, moved, width)})
+    for width, dtype in ((1, "I8"), (2, "I16"), (4, "I32"), (8, "I64")):
+        half = 1 << (8 * width - 1)
+        v = Value(dtype, (10,), stream(f"escapes {width}", 10 * width))
+        far = {0: half, 1: half - 1, 2: half + 1, 4: 1, 5: 60, 6: -60, 8: half // 2, 9: -1}
+        pair(f"escapes-{width}", {"w": v}, {"w": stepped(v, far, width)})
+    v = weights("ragged", "F32", (7, 22))
+    pair("ragged", {"w": v}, {"w": stepped(v, chosen("ragged positions", 154, 300), 4)})
+    v = weights("odd", "BF16", (5, 3))
+    pair("odd-columns", {"w": v}, {"w": stepped(v, [0, 4, 7, 14], 2)})
+    v = weights("vector", "BF16", (37,))
+    pair("vector", {"w": v}, {"w": stepped(v, [0, 9, 10, 36], 2)})
+    shapes = {
+        "scalar": ("F32", ()), "one": ("BF16", (1,)), "one-by-one": ("F64", (1, 1)),
+        "rank4": ("F16", (2, 3, 2, 5)),
+    }  # fmt: skip
+    for name, (dtype, shape) in shapes.items():
+        v = weights(name, dtype, shape)
+        pair(name, {"w": v}, {"w": stepped(v, [0], WIDTHS[dtype])})
+    nothing: State = {
+        "a": Value("F32", (0,), b""), "b": Value("BF16", (0, 4), b""),
+        "c": Value("I8", (4, 0), b""), "d": Value("F64", (2, 0, 3), b""),
+    }  # fmt: skip
+    pair("empty", nothing, nothing)
+    pair("no-tensors", {}, {})
+    many = {
+        "model.embed.weight": weights("m0", "BF16", (9, 8)),
+        "model.norm.weight": weights("m1", "F32", (13,)),
+        "empty": Value("BF16", (0, 8), b""),
+        "steps": weights("m2", "I64", ()),
+        "mask": Value("BOOL", (11,), bytes(b & 1 for b in stream("m3", 11))),
+        "untouched": weights("m4", "F16", (4, 4)),
+        "scale": weights("m5", "F8_E4M3", (5, 16)),
+    }
+    after = dict(many)
+    for name in ("model.embed.weight", "model.norm.weight", "steps", "scale"):
+        width = WIDTHS[many[name].dtype]
+        count = len(many[name].data) // width
+        after[name] = stepped(many[name], [0, *chosen(name, count, 200)], width)
+    after["mask"] = Value("BOOL", (11,), bytes(b ^ 1 for b in many["mask"].data))
+    pair("many", many, after)
+    v = weights("text", "F16", (3, 4))
+    names = {"слой.вес": v, "重み": v, "a" * 200: v}
+    pair("names", names, {k: stepped(x, [i], 2) for i, (k, x) in enumerate(names.items())})
+    # A target that a delta of "mixed" does not fit.
+    states["mixed.other"] = {"w": stepped(w, [11], 2)}
+    states["mixed.renamed"] = {"v": w}
+    states["mixed.retyped"] = {"w": Value("F16", w.shape, w.data)}
+    states["mixed.reshaped"] = {"w": Value("BF16", (20, 6), w.data)}
+    states["mixed.flat"] = {"w": Value("BF16", (120,), w.data)}
+    return states
