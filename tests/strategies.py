@@ -30,16 +30,24 @@ from deltawire_reference import (  # noqa: E402
     Value,
     digest,
     encoder,
+    geometric,
     primitives,
+    ranks,
     rice,
     tensors,
 )
-from deltawire_reference.positions import ALL  # noqa: E402
+from deltawire_reference.positions import ALL, RANKS  # noqa: E402
+from deltawire_reference.positions import NAMES as POSITION_CODECS  # noqa: E402
+from deltawire_reference.values import GROUPED  # noqa: E402
+from deltawire_reference.values import NAMES as VALUE_CODECS  # noqa: E402
 
-__all__ = ["digest", "encoder", "primitives", "reference", "rice", "tensors"]
+__all__ = [
+    "digest", "encoder", "geometric", "primitives", "ranks", "reference", "rice", "tensors",
+]  # fmt: skip
 
 State = dict[str, Value]
 Views = dict[str, dw.TensorView]
+CODECS = (*POSITION_CODECS.values(), *VALUE_CODECS.values())
 PROFILES = ("compact", "fast", "overwrite")
 
 
@@ -142,12 +150,19 @@ def specials(dtype: str) -> list[int]:
 
 @st.composite
 def values(draw: st.DrawFn, dtype: str, shape: tuple[int, ...]) -> Value:
-    """Random bits, weights-like bits, one constant, or specials."""
+    """Random bits, weights-like bits, several exponents, one constant, or specials."""
     width, count = WIDTHS[dtype], prod(shape)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    kind = draw(st.sampled_from(["random", "weights", "constant", "specials"]))
+    kind = draw(st.sampled_from(["random", "weights", "exponents", "constant", "specials"]))
     unsigned = np.dtype(f"<u{width}")
-    if kind == "random":
+    if kind == "exponents" and dtype in ranks.EXPONENTS:
+        first, bits = ranks.EXPONENTS[dtype]
+        low = int(rng.integers(0, 1 << bits))
+        fields = rng.integers(low, min(low + 1 + int(rng.integers(0, 20)), 1 << bits), count)
+        numbers = np.frombuffer(rng.bytes(count * width), unsigned).copy()
+        numbers &= unsigned.type(~(((1 << bits) - 1) << first) & ((1 << (8 * width)) - 1))
+        data = (numbers | (fields.astype(unsigned) << unsigned.type(first))).tobytes()
+    elif kind == "random":
         data = rng.bytes(count * width)
     elif kind == "constant":
         data = draw(st.sampled_from(specials(dtype))).to_bytes(width, "little") * count
@@ -246,8 +261,9 @@ def writing(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def codings(draw: st.DrawFn) -> Coding:
-    positions = draw(st.sampled_from([None, 1, 2, 3, 4, 5]))
-    values_ = draw(st.sampled_from([0, 1] if positions == ALL else [0, 1, 2]))
+    positions = draw(st.sampled_from([None, 1, 2, 3, 4, 5, RANKS, RANKS]))
+    values_ = draw(st.sampled_from([0, 1] if positions == ALL else [0, 1, 2, GROUPED, GROUPED]))
+    parameters = st.none() | st.integers(0, 191)
     return Coding(
         positions=positions,
         position_stage=draw(st.integers(0, 1)),
@@ -259,6 +275,12 @@ def codings(draw: st.DrawFn) -> Coding:
         k_gaps=draw(st.integers(0, 24)),
         k_sizes=draw(st.integers(0, 63)),
         plane_stages=tuple(draw(st.lists(st.integers(0, 1), min_size=8, max_size=8))),
+        classes=draw(st.integers(1, 16)),
+        top=draw(st.none() | st.integers(0, 65535) | st.integers(100, 140)),
+        q=draw(parameters),
+        q_gaps=draw(parameters),
+        # A small parameter takes a symbol for every unit of the largest sizes.
+        q_sizes=draw(st.none() | st.integers(56, 191)),
     )
 
 

@@ -21,6 +21,7 @@ from strategies import (
     encodings,
     examples,
     pairs,
+    primitives,
     reference,
     views,
     writing,
@@ -49,7 +50,7 @@ def small(profile: str) -> tuple[State, State, bytes]:
 
 
 @cache
-def larger() -> tuple[State, State, bytes]:
+def larger(codecs: tuple[int, int] = (5, 2)) -> tuple[State, State, bytes]:
     """A delta of some 50 kB with many chunks, so that damage can fall anywhere."""
     rng = np.random.default_rng(6)
     old = rng.integers(0x3C00, 0x3D00, (256, 512), np.uint16)
@@ -57,10 +58,13 @@ def larger() -> tuple[State, State, bytes]:
     new[rng.random(old.shape) < 0.2] += 1
     base = {"w": Value("BF16", old.shape, old.tobytes())}
     after = {"w": Value("BF16", old.shape, new.tobytes())}
-    tiled = reference.Options(
-        coding=reference.Coding(5, values=2, result_digest=True), tiles={"w": (16, 128)}
-    )
+    positions, values = codecs
+    coding = reference.Coding(positions, values=values, classes=9, result_digest=True)
+    tiled = reference.Options(coding=coding, tiles={"w": (16, 128)})
     return base, after, reference.encode(base, after, tiled)
+
+
+LARGER = [(5, 2), (6, 3)]
 
 
 def refused(data: bytes, base: State, readers: tuple[str, ...] = tuple(READERS)) -> None:
@@ -98,20 +102,22 @@ def test_every_byte_by_range() -> None:
         refused(bytes(spoiled), base, ("pull", "range"))
 
 
-@examples(300)
+@pytest.mark.parametrize("codecs", LARGER)
+@examples(200)
 @given(st.data())
-def test_bits_of_a_larger_file(data: st.DataObject) -> None:
-    base, _, stream = larger()
+def test_bits_of_a_larger_file(codecs: tuple[int, int], data: st.DataObject) -> None:
+    base, _, stream = larger(codecs)
     bit = data.draw(st.integers(0, 8 * len(stream) - 1))
     spoiled = bytearray(stream)
     spoiled[bit // 8] ^= 1 << bit % 8
     refused(bytes(spoiled), base, ("apply", "feed"))
 
 
-@examples(100)
+@pytest.mark.parametrize("codecs", LARGER)
+@examples(60)
 @given(st.data())
-def test_truncations_of_a_larger_file(data: st.DataObject) -> None:
-    base, _, stream = larger()
+def test_truncations_of_a_larger_file(codecs: tuple[int, int], data: st.DataObject) -> None:
+    base, _, stream = larger(codecs)
     refused(stream[: data.draw(st.integers(0, len(stream) - 1))], base)
 
 
@@ -140,6 +146,31 @@ def test_overwritten_stretches(data: st.DataObject) -> None:
 def test_garbage_behind_the_end(tail: bytes) -> None:
     for data in (small("compact")[2], small("overwrite")[2]):
         refused(data + tail, small("compact")[0])
+
+
+@examples(300)
+@given(st.data())
+def test_streams_that_change_under_a_good_checksum(data: st.DataObject) -> None:
+    """Any bytes in a chunk's streams: an error or the very same tile, never another one."""
+    base, after, stream = larger((6, 3))
+    chunk = reference.decode(stream).chunks[0]
+    record = bytearray(stream[chunk.offset : chunk.offset + chunk.length - 4])
+    for _ in range(data.draw(st.integers(1, 3))):
+        record[data.draw(st.integers(40, len(record) - 1))] = data.draw(st.integers(0, 255))
+    reader = dw.StreamReader(None)
+    (got,) = reader.feed(stream[: chunk.offset] + primitives.sealed(bytes(record)))
+    target = views(base)
+    failure = None
+    try:
+        got.apply_(target)
+    except dw.CorruptDelta as error:
+        failure = error
+    if failure is not None:
+        assert (failure.tensor, failure.offset) == ("w", chunk.offset)
+        assert contents(target) == base
+    else:
+        now, new = (np.frombuffer(s["w"].data, "<u2") for s in (contents(target), after))
+        assert np.array_equal(now.reshape(256, 512)[:16, :128], new.reshape(256, 512)[:16, :128])
 
 
 def test_two_deltas_in_one_file() -> None:

@@ -229,3 +229,35 @@ def test_apply_holds_at_most_256_mib(tmp_path: Path) -> None:
     with dw.Checkpoint.open(base) as a, dw.Checkpoint.open(new) as b:
         for name, view in a.items():
             assert np.array_equal(view.data, b[name].data), name
+
+
+@pytest.mark.parametrize("other", ["spoiled", "replaced"])
+def test_a_large_delta_that_changes_between_stage_and_commit(other: str, tmp_path: Path) -> None:
+    """More changes than a stage keeps: torn at worst, never wrong; the sound delta completes it."""
+    count = 10 << 20
+    path = tmp_path / "x.dw"
+    new = np.random.default_rng(3).integers(-(1 << 63), 1 << 63, count, np.int64)
+    shape = (10, 1 << 20)
+    old = {"w": np.zeros(shape, np.int64)}
+    dw.diff(old, {"w": new.reshape(shape)}, path, profile="fast")
+    sound = path.read_bytes()
+    chunks = list(dw.StreamReader(path))
+    last = chunks[-1]
+    held = {"w": np.zeros(shape, np.int64)}
+    staged = dw.stage(path, held)
+    if other == "spoiled":
+        spoiled = bytearray(sound)
+        spoiled[last.offset + last.nbytes // 2] ^= 0x40
+        path.write_bytes(spoiled)
+    else:
+        sink = io.BytesIO()
+        dw.diff(old, {"w": ~new.reshape(shape)}, sink, profile="fast")
+        path.write_bytes(sink.getvalue())  # in place: a rename would leave the staged file open
+    with pytest.raises((dw.TargetTorn, dw.CorruptDelta)):
+        staged.commit()
+    for chunk in chunks:
+        (row, row_end), (col, col_end) = chunk.box
+        box = np.s_[row:row_end, col:col_end]
+        assert not held["w"][box].any() or np.array_equal(held["w"][box], new.reshape(shape)[box])
+    dw.apply(sound, held)
+    assert np.array_equal(held["w"].reshape(-1), new)

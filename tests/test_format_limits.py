@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,6 +154,13 @@ STEPS_OF_NOTHING = encoder.chunk_record(
     tensor=0, tile=0, changes=TILE, positions=b"", values=b"", position_byte=1, value_byte=2, base=0
 )
 
+GROUPS_OF_NOTHING = encoder.chunk_record(
+    tensor=0, tile=0, changes=TILE, positions=b"", values=b"", position_byte=1, value_byte=3, base=0
+)
+
+# One class, all elements of the tile, parameter 0 (almost no bits a number), and the state alone.
+ALL_RANKS = b"\1" + primitives.encode_varint(TILE) + b"\0" + struct.pack("<I", 1 << 23)
+
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "a header of 256 MiB": lambda: cut_claim(12, 256 * MIB),
     "a header of 4 GiB": lambda: cut_claim(12, (1 << 32) - 1),
@@ -167,6 +175,15 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         TILE, b"\0" + primitives.encode_varint(TILE - 1), b"", 2, 0
     ),
     "2^22 steps in no bytes": lambda: joined(header([HUGE]), [(0, STEPS_OF_NOTHING, TILE)]),
+    "2^22 ranks in a state": lambda: one(TILE, ALL_RANKS, b"", 6, 0),
+    "2^22 ranks in a state and zeros": lambda: one(TILE, ALL_RANKS + bytes(60), b"", 6, 0),
+    "2^22 ranks with 20 low bits each in no bytes": lambda: one(
+        TILE, ALL_RANKS[:-5] + b"\xbf" + ALL_RANKS[-4:], b"", 6, 0
+    ),
+    "2^22 ranks in LZ4 stage of zeros": lambda: one(TILE, zeros(20 * MIB), b"", 6 | 16, 0),
+    "2^22 grouped steps in no bytes": lambda: joined(
+        header([HUGE]), [(0, GROUPS_OF_NOTHING, TILE)]
+    ),
     "values that claim 2^22 from eight bytes of LZ4": lambda: one(
         TILE, b"", TILE.to_bytes(4, "little") + b"\x10a\0\0\0\0\0\0", 1, 16
     ),
@@ -279,17 +296,24 @@ def test_the_largest_tile(width: int) -> None:
         target = views(base)
 
 
-def test_a_full_tile_of_the_format(rng: Any) -> None:
+@pytest.mark.parametrize(
+    "coding",
+    [
+        reference.Coding(5, values=2, k=12, result_digest=True),
+        reference.Coding(6, values=3, result_digest=True),
+        reference.Coding(6, values=3, classes=9, result_digest=True),
+    ],
+    ids=["rice", "ranks", "classes"],
+)
+def test_a_full_tile_of_the_format(coding: reference.Coding, rng: Any) -> None:
     """A single tile of 2^22 elements as another writer may cut it."""
     shape = (1 << 11, 1 << 11)
     old = rng.integers(0, 256, shape, "u1")
     new = old.copy()
     new[::97, ::89] ^= 1
-    base = {"w": Value("U8", shape, old.tobytes())}
-    after = {"w": Value("U8", shape, new.tobytes())}
-    options = reference.Options(
-        coding=reference.Coding(5, values=2, k=12, result_digest=True), tiles={"w": shape}
-    )
+    base = {"w": Value("F8_E4M3", shape, old.tobytes())}
+    after = {"w": Value("F8_E4M3", shape, new.tobytes())}
+    options = reference.Options(coding=coding, tiles={"w": shape})
     target = views(base)
     dw.apply(reference.encode(base, after, options), target)
     assert contents(target) == after

@@ -7,11 +7,23 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import REFERENCE, encodings, examples, pairs, primitives, reference, rice, tensors
+from strategies import (
+    REFERENCE,
+    encodings,
+    examples,
+    geometric,
+    pairs,
+    primitives,
+    ranks,
+    reference,
+    rice,
+    tensors,
+)
 
 SPEC = REFERENCE.parent
 
@@ -69,6 +81,57 @@ def test_rice_with_escapes(k: int, numbers: list[int]) -> None:
     assert cursor.left == 0
 
 
+@pytest.mark.parametrize("q", range(192))
+def test_tables_of_geometric_streams(q: int) -> None:
+    """Every symbol has a slot, the slots are 4096, and follow the distribution."""
+    table = geometric.table(q)
+    slots = [table.slots(symbol) for symbol in range(table.escape + 1)]
+    assert min(slots) >= 1
+    assert sum(slots) == 4096
+    assert 1 <= table.escape <= 255
+    share = (1 - 2 ** (-q / 8)) ** (1 << table.low) if q else 0.0
+    for symbol in range(1, table.escape):
+        expected = 4096 * (1 - share ** (symbol + 1))
+        # The largest parameters lose some of theta's bits in squaring it twenty times.
+        assert table.start[symbol + 1] == pytest.approx(expected, abs=8)
+
+
+@examples(200)
+@given(st.lists(st.tuples(st.integers(0, 2**14), st.integers(0, 191)), max_size=12))
+def test_geometric_streams(numbers: list[tuple[int, int]]) -> None:
+    """Numbers of any size under any parameter, each with its own."""
+    stream = geometric.encode_geometric(numbers)
+    parameters = [q for _, q in numbers]
+    cursor = primitives.Cursor(stream)
+    assert geometric.decode_geometric(cursor, parameters) == [n for n, _ in numbers]
+    for spoiled in (stream[:-1], stream + b"\0"):
+        with pytest.raises(reference.ReferenceFault):
+            geometric.decode_geometric(primitives.Cursor(spoiled), parameters)
+
+
+def test_a_fitted_parameter_is_near_the_entropy() -> None:
+    """Within two percent and the four bytes of the state, from p = 1/2 to p = 2^-20."""
+    rng = np.random.default_rng(2)
+    for share in (0.5, 0.2, 0.01, 2**-10, 2**-20):
+        numbers = [int(n) for n in rng.geometric(share, 3000) - 1]
+        q = geometric.fitted(numbers)
+        size = len(geometric.encode_geometric([(n, q) for n in numbers])) - 4
+        entropy = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) / share
+        assert 8 * size < 1.02 * 3000 * entropy + 200
+
+
+@pytest.mark.parametrize("dtype", sorted(ranks.EXPONENTS))
+def test_classes_follow_the_exponent(dtype: str) -> None:
+    """Powers of two, falling: one class each, the rest in the last."""
+    first, bits = ranks.EXPONENTS[dtype]
+    assert first + bits == 8 * reference.WIDTHS[dtype] - 1
+    fields = np.arange(1 << bits, dtype=np.uint64)[::-1]
+    patterns = fields << np.uint64(first) | np.uint64(1 << (first + bits)) | np.uint64(1)
+    top = (1 << bits) - 2
+    members = ranks.class_members(patterns, dtype, 5, top)
+    assert [m.tolist() for m in members] == [[0, 1], [2], [3], [4], list(range(5, 1 << bits))]
+
+
 @pytest.mark.parametrize("dtype", ["F8_E5M2", "F8_E4M3", "I8", "F8_E8M0", "BOOL"])
 def test_every_step_of_a_byte(dtype: str) -> None:
     for old in range(256):
@@ -90,7 +153,9 @@ def test_floats_are_ordered_by_their_value() -> None:
     assert signed[3] == 0
 
 
-@pytest.mark.parametrize("name", ["good/codec-rice-step.dw", "good/many-tensors.dw"])
+@pytest.mark.parametrize(
+    "name", ["good/codec-rice-step.dw", "good/many-tensors.dw", "good/ranks-bf16-9.dw"]
+)
 def test_every_truncation_is_refused(name: str) -> None:
     data = (SPEC / "vectors" / name).read_bytes()
     for length in range(len(data)):
@@ -98,8 +163,9 @@ def test_every_truncation_is_refused(name: str) -> None:
             reference.decode(data[:length])
 
 
-def test_every_bit_flip_is_refused() -> None:
-    data = (SPEC / "vectors" / "good" / "codec-rice-step.dw").read_bytes()
+@pytest.mark.parametrize("name", ["codec-rice-step.dw", "ranks-f8_e4m3-16.dw"])
+def test_every_bit_flip_is_refused(name: str) -> None:
+    data = (SPEC / "vectors" / "good" / name).read_bytes()
     for bit in range(8 * len(data)):
         spoiled = bytearray(data)
         spoiled[bit // 8] ^= 1 << bit % 8

@@ -85,6 +85,7 @@ class Delta:
     def plan(
         self,
         target: list[_Bytes],
+        aliases: list[int | None],
         full: bool,
         threads: int | None = None,
         progress: _Progress | None = None,
@@ -107,7 +108,7 @@ class Chunk:
     def offset(self) -> int: ...
     @property
     def codec(self) -> str: ...
-    def positions(self) -> bytes: ...
+    def positions(self, base: _Bytes | None = None) -> bytes: ...
     def apply(self, target: _Bytes) -> bool: ...
 
 @final

@@ -10,7 +10,7 @@ from . import _native
 from .errors import LayoutMismatch, TargetError, UntrustedDelta
 from .sources import open_delta, placed
 from .stream import Progress, _describe
-from .tensors import TensorView, as_view, require_writable
+from .tensors import Bytes, TensorView, as_view, require_writable, shared_memory
 from .types import ApplyStats, DeltaInfo, Limits
 
 
@@ -58,7 +58,7 @@ class Staged:
         delta: _native.Delta,
         path: str | None,
         plan: _native.Plan,
-        views: list[TensorView],
+        data: list[Bytes],
         header: dict[str, Any],
         threads: int | None,
         stage_seconds: float,
@@ -66,7 +66,7 @@ class Staged:
         self._delta = delta
         self._path = path
         self._plan = plan
-        self._views = views
+        self._data = data
         self._threads = threads
         self.version: int = header["version"]
         self.base_version: int | None = header["base_version"]
@@ -96,7 +96,7 @@ class Staged:
         try:
             with placed(self._path):
                 changed = self._delta.commit(
-                    self._plan, [view.data for view in self._views], self._threads
+                    self._plan, self._data, self._threads
                 )
         except BufferError as error:
             raise TargetError(f"{error}; nothing was written") from error
@@ -125,7 +125,8 @@ def stage(
 
     Every byte of the delta is checked. Tiles of relative chunks must hold the base, or the result
     already. With ``verify`` every tile of the delta's tensors is digested, and the state after the
-    commit is proven to be the one that the delta names.
+    commit is proven to be the one that the delta names. Tied tensors (several names for the same memory)
+    are written once, after it is checked that the delta changes them alike.
 
     Args:
         source: path, bytes-like object, or binary file object. A path is read again by ``commit``.
@@ -143,7 +144,7 @@ def stage(
         UntrustedDelta: it leads to another state than ``expect_result``.
         WrongBase: the target holds something else; names the tensor.
         LayoutMismatch: a tensor is missing, or has another dtype or shape.
-        TargetError: the target is read-only.
+        TargetError: the target is read-only, or tensors overlap in part.
         StoreError: the source cannot be read.
     """
     begun = time.perf_counter()
@@ -156,7 +157,7 @@ def stage(
                 "the delta leads to another state than the one expected of it; fetch it again",
                 version=header["version"],
             )
-        views = []
+        views: dict[str, TensorView] = {}
         for name, dtype, shape, *_ in header["tensors"]:
             view = _member(target, name)
             if (view.dtype, view.shape) != (dtype, tuple(shape)):
@@ -167,15 +168,16 @@ def stage(
                 )
             if not read_only:
                 require_writable({name: view})
-            views.append(view)
-        plan = delta.plan([view.data for view in views], verify, threads, progress)
+            views[name] = view
+        data = [view.data for view in views.values()]
+        plan = delta.plan(data, shared_memory(views), verify, threads, progress)
         states = plan.states
         if expect_result is not None and states is not None and bytes(states[1]) != expect_result:
             raise UntrustedDelta(
                 "the target would end in another state than the one expected; fetch an anchor",
                 version=header["version"],
             )
-    return Staged(delta, path, plan, views, header, threads, time.perf_counter() - begun)
+    return Staged(delta, path, plan, data, header, threads, time.perf_counter() - begun)
 
 
 def apply(

@@ -323,10 +323,19 @@ class Chunk:
     def __repr__(self) -> str:
         return f"Chunk({self.tensor!r}, tile={self.tile}, changes={self.changes}, {self.codec})"
 
-    def positions(self) -> npt.NDArray[np.int64]:
-        """Changed elements as int64 positions, flat in the tensor, ascending in the tile."""
+    def positions(self, base: Any = None) -> npt.NDArray[np.int64]:
+        """Changed elements as int64 positions, flat in the tensor, ascending in the tile.
+
+        Args:
+            base: the tensor before the chunk (torch, numpy or ``TensorView``). Needed where the codec
+                is "ranks", whose positions count within exponent classes of the base.
+
+        Raises:
+            WrongBase: the base is needed and not given, or is another.
+        """
+        view = None if base is None else as_view(base, self.tensor).data
         with placed(self._path):
-            return np.frombuffer(self._native.positions(), np.int64)
+            return np.frombuffer(self._native.positions(view), np.int64)
 
     def apply_(self, target: Mapping[str, Any]) -> bool:
         """Change ``target[self.tensor]`` in place; all of the chunk or nothing.

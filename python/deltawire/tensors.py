@@ -293,6 +293,65 @@ def require_writable(views: Mapping[str, TensorView]) -> None:
             )
 
 
+def _span(data: Bytes) -> tuple[int, int]:
+    """First address of a byte matrix, and the one behind its last."""
+    start: int = data.__array_interface__["data"][0]
+    rows, width = data.shape
+    if rows == 0 or width == 0:
+        return start, start
+    return start, start + (rows - 1) * data.strides[0] + width
+
+
+def _apart(a: Bytes, b: Bytes) -> bool:
+    """Whether two matrices whose spans overlap have no byte in common.
+
+    True for columns of one larger matrix, such as the halves of a fused weight.
+    """
+    stride = a.strides[0] if a.shape[0] > 1 else b.strides[0]
+    for matrix in (a, b):
+        if matrix.shape[0] > 1 and matrix.strides[0] != stride:
+            return False
+    distance = (_span(b)[0] - _span(a)[0]) % stride if stride else 0
+    return a.shape[1] <= distance and distance + b.shape[1] <= stride
+
+
+def shared_memory(views: Mapping[str, TensorView]) -> list[int | None]:
+    """For each view, the index of the first one that is the very same memory (tied weights).
+
+    Raises:
+        TargetError: two views overlap in any other way.
+    """
+    aliases: list[int | None] = [None] * len(views)
+    names, matrices = list(views), list(views.values())
+    order = sorted(range(len(names)), key=lambda i: _span(matrices[i].data))
+    active: list[int] = []
+    for i in order:
+        view = matrices[i]
+        start, end = _span(view.data)
+        if start == end:
+            continue
+        active = [j for j in active if _span(matrices[j].data)[1] > start]
+        for j in active:
+            other = matrices[j]
+            same = (
+                _span(other.data) == (start, end)
+                and (other.dtype, other.shape) == (view.dtype, view.shape)
+                and (view.rows == 1 or other.data.strides == view.data.strides)
+            )
+            if same:
+                first, later = min(i, j), max(i, j)
+                known = aliases[later]
+                aliases[later] = first if known is None else min(known, first)
+            elif not _apart(other.data, view.data):
+                raise TargetError(
+                    f"overlaps {names[j]!r} in memory; tied tensors must be the same memory as a "
+                    "whole, others need memory of their own",
+                    tensor=names[i],
+                )
+        active.append(i)
+    return aliases
+
+
 def total_bytes(views: Mapping[str, TensorView]) -> int:
     """Dense bytes of all tensors."""
     return sum(view.nbytes for view in views.values())

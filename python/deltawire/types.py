@@ -238,6 +238,6 @@ class Tiling:
         min_elements: parts smaller than this are not cut off.
     """
 
-    max_elements: int = 1 << 18
+    max_elements: int = 1 << 20
     ways: int = 8
-    min_elements: int = 1 << 16
+    min_elements: int = 1 << 19

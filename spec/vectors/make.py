@@ -49,7 +49,7 @@ def make() -> dict[str, bytes]:
                 "base": f"{case.states}.base",
                 "new": f"{case.states}.new",
                 "chunks": len(delta.chunks),
-                "changed": sum(len(chunk.positions) for chunk in delta.chunks),
+                "changed": sum(chunk.changes for chunk in delta.chunks),
                 "both_digests": all(
                     None not in (c.base_digest, c.result_digest) for c in delta.chunks
                 ),

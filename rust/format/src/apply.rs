@@ -1,12 +1,13 @@
 //! What a delta would do to a target, proven before anything is written; and doing it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use deltawire_kernels::{digest, scan, Digest, Matrix, Target, Word};
+use deltawire_kernels::{digest, scan, Digest, Matrix, Target, TileMut, Tiles, Word};
 use rayon::prelude::*;
 
 use crate::chunk::{Chunk, Scratch};
 use crate::error::{Error, Kind, Result};
+use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
 use crate::table::Tensor;
 use crate::with_word;
@@ -14,6 +15,9 @@ use crate::writer::check_matrix;
 
 /// Tiles that each thread checks between two calls of `progress`.
 const TILES_PER_THREAD: usize = 16;
+
+/// Bytes of located changes that a plan usually keeps for the commit: about 40 million changes.
+pub const KEEP: usize = 96 << 20;
 
 /// What a chunk finds in its tile.
 #[derive(Clone, Copy, Debug)]
@@ -25,12 +29,20 @@ struct TileCheck {
     change: Digest,
 }
 
-/// Checks one chunk against a tile of `matrix`, decoding it into `scratch`.
+/// Elements of a tile before and after its chunk, at the chunk's positions.
+#[derive(Default)]
+struct Elements<T> {
+    old: Vec<T>,
+    new: Vec<T>,
+}
+
+/// Checks one chunk against a tile of `matrix`, decoding it into `scratch` and `elements`.
 fn check_chunk<T: Word>(
     chunk: &Chunk,
     tensors: &[Tensor],
     matrix: &Matrix<'_>,
     scratch: &mut Scratch<T>,
+    elements: &mut Elements<T>,
 ) -> Result<TileCheck> {
     let tensor = chunk.tensor(tensors);
     let block = chunk.tile_box(tensors)?.block(tensor.width);
@@ -52,13 +64,18 @@ fn check_chunk<T: Word>(
         );
         return Err(place(Error::new(Kind::WrongBase, message)));
     }
-    let mut old: Vec<T> = Vec::new();
-    scan::gather(matrix, &block, &scratch.positions, &mut old);
+    scratch.locate(tensor, matrix, &block).map_err(place)?;
+    let Elements { old, new } = elements;
+    old.clear();
+    scan::gather(matrix, &block, &scratch.positions, old);
     let order = tensor.order();
-    for (i, element) in old.iter_mut().enumerate() {
-        *element = scratch.values.resolve(i, *element, order);
-    }
-    let change = digest::change(tensor.key(), matrix, &block, &scratch.positions, &old);
+    new.clear();
+    new.extend(
+        old.iter()
+            .enumerate()
+            .map(|(i, &old)| scratch.values.resolve(i, old, order)),
+    );
+    let change = digest::change(tensor.key(), matrix, &block, &scratch.positions, new);
     match chunk.header.result {
         Some(result) if now.plus(change).lanes[0] != result => {
             Err(place(match chunk.header.base {
@@ -81,46 +98,80 @@ fn check_chunk<T: Word>(
     }
 }
 
-/// Writes a decoded chunk.
-fn write_chunk<T: Word>(
-    chunk: &Chunk,
-    tensors: &[Tensor],
-    target: &Target<'_>,
-    scratch: &Scratch<T>,
-) -> Result<()> {
-    let tensor = chunk.tensor(tensors);
-    let block = chunk.tile_box(tensors)?.block(tensor.width);
+/// Writes a located chunk into its tile.
+fn write_chunk<T: Word>(tensor: &Tensor, tile: &mut TileMut<'_>, scratch: &Scratch<T>) {
     let order = tensor.order();
-    target.update::<T>(&block, &scratch.positions, |i, old| {
+    tile.update::<T>(&scratch.positions, |i, old| {
         scratch.values.resolve(i, old, order)
     });
-    Ok(())
+}
+
+/// A target cut into the tensor's tiles.
+fn divide<'a>(tensor: &Tensor, target: Target<'a>) -> Tiles<'a> {
+    let [rows, cols] = tensor.tile;
+    target.divide(rows as usize, cols as usize * usize::from(tensor.width))
+}
+
+/// A tile to write, which exists and is free by the order of chunks [F11].
+fn tile_of<'a>(chunk: &Chunk, tensor: &Tensor, tiles: &'a Tiles<'_>) -> Result<TileMut<'a>> {
+    tiles.take(chunk.header.tile as usize).ok_or_else(|| {
+        Error::corrupt("the tile does not exist or has two chunks [F11]")
+            .at(chunk.offset)
+            .of(&tensor.name)
+    })
 }
 
 /// Checks one chunk and applies it in place; false where the tile had the result already.
 ///
 /// # Errors
 /// As for a plan; the tile is then as before.
-pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], target: &mut Target<'_>) -> Result<bool> {
+pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], mut target: Target<'_>) -> Result<bool> {
     let tensor = chunk.tensor(tensors);
     check_matrix(tensor, &target.as_matrix())?;
     with_word!(tensor.width, T => {
         let mut scratch = Scratch::<T>::default();
-        let check = check_chunk(chunk, tensors, &target.as_matrix(), &mut scratch)?;
+        let mut elements = Elements::default();
+        let check =
+            check_chunk(chunk, tensors, &target.as_matrix(), &mut scratch, &mut elements)?;
         if check.apply {
-            write_chunk(chunk, tensors, target, &scratch)?;
+            let tiles = divide(tensor, target);
+            write_chunk(tensor, &mut tile_of(chunk, tensor, &tiles)?, &scratch);
         }
         Ok(check.apply)
     })
 }
 
 /// Positions of a chunk as element numbers of its whole tensor, ascending within the tile.
-pub fn flat_positions(chunk: &Chunk, tensors: &[Tensor]) -> Result<Vec<i64>> {
+///
+/// Ranks are located in `base`, the tensor before the chunk.
+///
+/// # Errors
+/// `WrongBase` where a base is needed and not given, or does not hold the chunk's base digest.
+pub fn flat_positions(
+    chunk: &Chunk,
+    tensors: &[Tensor],
+    base: Option<&Matrix<'_>>,
+) -> Result<Vec<i64>> {
     let tensor = chunk.tensor(tensors);
     let place = chunk.tile_box(tensors)?;
     with_word!(tensor.width, T => {
         let mut scratch = Scratch::<T>::default();
         chunk.decode(tensors, &mut scratch)?;
+        if scratch.partition.needs_base() {
+            let block = place.block(tensor.width);
+            let wrong = |message: &str| {
+                Error::new(Kind::WrongBase, message).at(chunk.offset).of(&tensor.name)
+            };
+            let base = base.ok_or_else(|| {
+                wrong("positions are ranks within exponent classes; give the base to locate them")
+            })?;
+            check_matrix(tensor, base)?;
+            let now = digest::block(tensor.key(), base, &block);
+            if chunk.header.base != Some(now.lanes[0]) {
+                return Err(wrong("the tensor does not hold the base of the chunk"));
+            }
+            scratch.locate(tensor, base, &block)?;
+        }
         Ok(scratch
             .positions
             .iter()
@@ -141,11 +192,19 @@ pub struct Proof {
     pub result_state: Digest,
 }
 
+/// A chunk to write: its number, its record's checksum, and its changes if they were kept.
+#[derive(Clone, Debug)]
+struct Write {
+    chunk: usize,
+    crc: u32,
+    prepared: Option<Prepared>,
+}
+
 /// What a delta does to a target: checked in full, nothing written.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Chunks to write, each with its record's checksum.
-    writes: Vec<(usize, u32)>,
+    writes: Vec<Write>,
+    prepared_bytes: usize,
     /// Chunks whose tile has the result already.
     pub skipped: u64,
     /// Elements that will be written.
@@ -154,8 +213,29 @@ pub struct Plan {
     pub proof: Option<Proof>,
 }
 
-/// What was found, with the chunk's changes and checksum.
-type Checked = (TileCheck, Option<(u32, u32)>);
+/// A chunk that was checked.
+struct Record {
+    changes: u32,
+    crc: u32,
+    /// What the commit writes.
+    prepared: Option<Prepared>,
+    /// What it changes under the keys of the tensors that share the memory.
+    shared: Vec<Digest>,
+}
+
+/// What was found in a tile, and its chunk.
+type Checked = (TileCheck, Option<Record>);
+
+/// For each tensor, the later ones that are the same memory.
+fn followers(aliases: &[Option<usize>]) -> Vec<Vec<usize>> {
+    let mut followers = vec![Vec::new(); aliases.len()];
+    for (t, first) in aliases.iter().enumerate() {
+        if let Some(list) = first.and_then(|first| followers.get_mut(first)) {
+            list.push(t);
+        }
+    }
+    followers
+}
 
 /// A tile to check: tensor, tile, and the chunk that changes it, if any.
 type Task = (u32, u32, Option<usize>);
@@ -197,6 +277,12 @@ fn tasks<R: ReadAt>(delta: &Delta<R>, full: bool) -> Box<dyn Iterator<Item = Tas
 
 /// Checks all of a delta against a target, one matrix a table entry, without writing.
 ///
+/// `aliases[t]` names an earlier tensor whose memory tensor `t` is (tied weights). The delta must change
+/// both alike, and only the first is written.
+///
+/// Up to `keep` bytes of located changes are kept for the commit ([`KEEP`] as a rule); chunks beyond are
+/// read and located again.
+///
 /// With `full`, every tile is digested, and the state after the delta is proven to be the one that
 /// the index names, tensor by tensor. `progress` gets dense bytes done.
 ///
@@ -205,12 +291,14 @@ fn tasks<R: ReadAt>(delta: &Delta<R>, full: bool) -> Box<dyn Iterator<Item = Tas
 pub fn plan<R: ReadAt>(
     delta: &Delta<R>,
     target: &[Matrix<'_>],
+    aliases: &[Option<usize>],
     full: bool,
+    keep: usize,
     pool: &rayon::ThreadPool,
     mut progress: impl FnMut(u64) -> Result<()>,
 ) -> Result<Plan> {
     let tensors = &delta.header.tensors;
-    if target.len() != tensors.len() {
+    if target.len() != tensors.len() || aliases.len() != tensors.len() {
         let message = format!("{} tensors for a delta of {}", target.len(), tensors.len());
         return Err(Error::new(Kind::Layout, message));
     }
@@ -221,19 +309,24 @@ pub fn plan<R: ReadAt>(
     let window = TILES_PER_THREAD * pool.current_num_threads();
     let mut plan = Plan {
         writes: Vec::new(),
+        prepared_bytes: 0,
         skipped: 0,
         changed: 0,
         proof: None,
     };
     let mut before: Vec<Digest> = tensors.iter().map(Tensor::start).collect();
     let mut after = before.clone();
+    // What is changed through this name, and what the writes do to it through the first one.
+    let mut own: Vec<Digest> = vec![Digest::default(); tensors.len()];
+    let mut shared = own.clone();
+    let followers = followers(aliases);
     let mut counted = 0u64;
     while tasks.peek().is_some() {
         let batch: Vec<Task> = tasks.by_ref().take(window).collect();
         let checks: Vec<Result<Checked>> = pool.install(|| {
             batch
                 .par_iter()
-                .map(|task| check_task(delta, target, *task))
+                .map(|task| check_task(delta, target, &followers, *task))
                 .collect()
         });
         let mut dense = 0;
@@ -246,12 +339,30 @@ pub fn plan<R: ReadAt>(
                 .tile_box(tile)
                 .map_or(0, |b| u64::from(b.elements()))
                 * u64::from(tensors[t].width);
-            if let (Some(i), Some((changes, crc))) = (chunk, record) {
-                counted += u64::from(changes);
-                if check.apply {
-                    plan.writes.push((i, crc));
-                    plan.changed += u64::from(changes);
-                } else {
+            own[t] = own[t].plus(check.change);
+            for (follower, change) in followers[t]
+                .iter()
+                .zip(record.iter().flat_map(|r| &r.shared))
+            {
+                shared[*follower] = shared[*follower].plus(*change);
+            }
+            if let (Some(i), Some(record)) = (chunk, record) {
+                counted += u64::from(record.changes);
+                if check.apply && aliases[t].is_none() {
+                    let kept = record.prepared.as_ref().map_or(0, Prepared::len);
+                    let prepared = record
+                        .prepared
+                        .filter(|_| plan.prepared_bytes + kept <= keep);
+                    if prepared.is_some() {
+                        plan.prepared_bytes += kept;
+                    }
+                    plan.writes.push(Write {
+                        chunk: i,
+                        crc: record.crc,
+                        prepared,
+                    });
+                    plan.changed += u64::from(record.changes);
+                } else if !check.apply {
                     plan.skipped += 1;
                 }
             }
@@ -261,6 +372,16 @@ pub fn plan<R: ReadAt>(
     if counted != delta.index.changed {
         let message = "the index does not count the chunks' changes [F19]";
         return Err(Error::corrupt(message).at(delta.index_at));
+    }
+    for (t, alias) in aliases.iter().enumerate() {
+        if let Some(first) = alias.filter(|_| own[t] != shared[t]) {
+            let message = format!(
+                "shares its memory with {:?}, but the delta changes the two differently; give them \
+                 memory of their own",
+                tensors[first].name
+            );
+            return Err(Error::new(Kind::WrongBase, message).of(&tensors[t].name));
+        }
     }
     if full {
         for ((tensor, claimed), found) in tensors.iter().zip(&delta.index.digests).zip(&after) {
@@ -285,6 +406,7 @@ pub fn plan<R: ReadAt>(
 fn check_task<R: ReadAt>(
     delta: &Delta<R>,
     target: &[Matrix<'_>],
+    followers: &[Vec<usize>],
     (t, tile, chunk): Task,
 ) -> Result<Checked> {
     let tensors = &delta.header.tensors;
@@ -293,10 +415,27 @@ fn check_task<R: ReadAt>(
     match chunk {
         Some(i) => {
             let chunk = delta.chunk(i)?;
-            let check = with_word!(tensor.width, T => {
-                check_chunk::<T>(&chunk, tensors, matrix, &mut Scratch::default())
-            })?;
-            Ok((check, Some((chunk.header.changes, chunk.checksum()))))
+            with_word!(tensor.width, T => {
+                let mut scratch = Scratch::<T>::default();
+                let mut elements = Elements::default();
+                let check = check_chunk(&chunk, tensors, matrix, &mut scratch, &mut elements)?;
+                let mut record = Record {
+                    changes: chunk.header.changes,
+                    crc: chunk.checksum(),
+                    prepared: None,
+                    shared: Vec::new(),
+                };
+                if check.apply {
+                    let Elements { old, new } = &elements;
+                    let positions = &scratch.positions;
+                    let block = chunk.tile_box(tensors)?.block(tensor.width);
+                    let under = |key| digest::change(key, matrix, &block, positions, new);
+                    let keys = followers[t as usize].iter().map(|&f| tensors[f].key());
+                    record.shared = keys.map(under).collect();
+                    record.prepared = Some(Prepared::new(positions, old, new, tensor.order()));
+                }
+                Ok((check, Some(record)))
+            })
         }
         None => {
             let now = tensor.tile_box(tile).map_or(Digest::default(), |place| {
@@ -322,32 +461,57 @@ fn check_task<R: ReadAt>(
 pub fn commit<R: ReadAt>(
     delta: &Delta<R>,
     plan: &Plan,
-    target: &[Target<'_>],
+    target: Vec<Target<'_>>,
     pool: &rayon::ThreadPool,
 ) -> Result<u64> {
     let tensors = &delta.header.tensors;
-    let written = AtomicU64::new(0);
+    let tiles: Vec<Tiles<'_>> = tensors
+        .iter()
+        .zip(target)
+        .map(|(tensor, target)| divide(tensor, target))
+        .collect();
     let begun = AtomicBool::new(false);
     let result: Result<()> = pool.install(|| {
-        plan.writes.par_iter().try_for_each(|&(i, crc)| {
-            let chunk = delta.chunk(i)?;
-            if chunk.checksum() != crc {
-                return Err(Error::corrupt("the delta changed after it was checked")
-                    .at(chunk.offset)
-                    .of(&chunk.tensor(tensors).name));
-            }
-            with_word!(chunk.tensor(tensors).width, T => {
-                let mut scratch = Scratch::<T>::default();
-                chunk.decode(tensors, &mut scratch)?;
-                begun.store(true, Ordering::Relaxed);
-                write_chunk(&chunk, tensors, &target[chunk.header.tensor as usize], &scratch)?;
+        plan.writes.par_iter().try_for_each(|write| {
+            let place = &delta.index.chunks[write.chunk];
+            let tensor = &tensors[place.tensor as usize];
+            let take = || {
+                tiles[place.tensor as usize]
+                    .take(place.tile as usize)
+                    .ok_or_else(|| {
+                        Error::corrupt("the tile has two chunks [F11]")
+                            .at(place.offset)
+                            .of(&tensor.name)
+                    })
+            };
+            with_word!(tensor.width, T => {
+                match &write.prepared {
+                    Some(prepared) => {
+                        let mut tile = take()?;
+                        begun.store(true, Ordering::Relaxed);
+                        prepared.write::<T>(&mut tile, tensor.order());
+                    }
+                    None => {
+                        let chunk = delta.chunk(write.chunk)?;
+                        if chunk.checksum() != write.crc {
+                            let message = "the delta changed after it was checked";
+                            return Err(Error::corrupt(message).at(place.offset).of(&tensor.name));
+                        }
+                        let mut scratch = Scratch::<T>::default();
+                        chunk.decode(tensors, &mut scratch)?;
+                        let mut tile = take()?;
+                        let matrix = tile.as_matrix();
+                        scratch.locate(tensor, &matrix, &matrix.whole())?;
+                        begun.store(true, Ordering::Relaxed);
+                        write_chunk(tensor, &mut tile, &scratch);
+                    }
+                }
             });
-            written.fetch_add(chunk.header.changes.into(), Ordering::Relaxed);
             Ok(())
         })
     });
     match result {
-        Ok(()) => Ok(written.into_inner()),
+        Ok(()) => Ok(plan.changed),
         Err(error) if !begun.into_inner() => Err(error),
         Err(error) => Err(Error {
             kind: Kind::Torn,

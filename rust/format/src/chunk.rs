@@ -1,8 +1,10 @@
 //! Chunk records: the changes of one tile.
 
-use deltawire_kernels::Word;
+use deltawire_kernels::{classes, Block, Matrix, Word};
 
-use crate::codec::{positions, stage, values, PositionCodec, Stage, ValueCodec, Values};
+use crate::codec::{
+    positions, ranks, stage, values, Partition, PositionCodec, Stage, ValueCodec, Values,
+};
 use crate::error::{Error, Result};
 use crate::header::{u32_at, u64_at, unseal, CRC_LEN};
 use crate::limits::Limits;
@@ -44,14 +46,46 @@ pub struct Chunk {
     values_at: usize,
 }
 
-/// Memory that decoding reuses.
+/// What a chunk decodes to, and memory that decoding reuses.
 #[derive(Debug, Default)]
 pub struct Scratch<W> {
-    /// Ascending element numbers within the tile.
+    /// Ascending element numbers within the tile; empty until located where `needs_base`.
     pub positions: Vec<u32>,
-    /// What the elements become.
+    /// What the elements become, in the order of the positions once located.
     pub values: Values<W>,
+    /// Counts of the classes, and ranks where the positions are ranks.
+    pub partition: Partition,
+    grouped: bool,
+    order: Vec<u32>,
     stream: Vec<u8>,
+}
+
+impl<W: Word> Scratch<W> {
+    /// Finds the positions of ranks in the base, which `matrix` holds in `block`.
+    ///
+    /// # Errors
+    /// `Corrupt` where a class has fewer elements than a rank says, or the dtype has no exponents.
+    pub fn locate(&mut self, tensor: &Tensor, matrix: &Matrix<'_>, block: &Block) -> Result<()> {
+        if !self.partition.needs_base() {
+            return Ok(());
+        }
+        let wrong = |what: &str| Error::corrupt(format!("ranks {what} [F25]")).of(&tensor.name);
+        let partition = &self.partition;
+        let map = tensor
+            .class_map(partition.top, partition.counts.len())
+            .ok_or_else(|| wrong("in a tensor whose elements have no exponent"))?;
+        self.positions.clear();
+        self.order.clear();
+        let (positions, order) = (&mut self.positions, &mut self.order);
+        let (counts, ranks) = (&partition.counts, &partition.ranks);
+        if !classes::select::<W>(matrix, block, &map, counts, ranks, positions, order) {
+            return Err(wrong("exceed the elements of a class"));
+        }
+        if self.grouped {
+            self.values.permute(&self.order);
+        }
+        Ok(())
+    }
 }
 
 /// Length of a chunk record from its first 24 bytes; bounded by the limits.
@@ -141,7 +175,7 @@ impl Chunk {
         })
     }
 
-    /// Decodes positions and values, whose width is that of the tensor.
+    /// Decodes positions and values, whose width is that of the tensor; ranks are to be located.
     pub fn decode<W: Word>(&self, tensors: &[Tensor], scratch: &mut Scratch<W>) -> Result<()> {
         let name = &self.tensor(tensors).name;
         let elements = self.tile_box(tensors)?.elements();
@@ -151,26 +185,44 @@ impl Chunk {
 
     fn decode_parts<W: Word>(&self, elements: u32, scratch: &mut Scratch<W>) -> Result<()> {
         let changes = self.header.changes;
-        let end = self.record.len() - CRC_LEN;
-        let (codec, stage) = self.header.values;
-        let stored = &self.record[self.values_at..end];
-        // Values first: they are at least a bit a change, so a count is believed only then.
-        let stream = stage::open(
-            stage,
-            stored,
-            codec.max_len(changes, W::WIDTH),
-            &mut scratch.stream,
-        )?;
-        values::decode(codec, stream, changes, &mut scratch.values)?;
-        let (codec, stage) = self.header.positions;
+        let (position_codec, position_stage) = self.header.positions;
+        let (value_codec, value_stage) = self.header.values;
+        let stored_values = &self.record[self.values_at..self.record.len() - CRC_LEN];
+        // Values are at least a bit a change (or a byte in 255, staged): a count is believed only then.
+        if u64::from(changes) > 255 * 8 * stored_values.len() as u64 {
+            return Err(Error::corrupt(format!("{changes} changes have no values")));
+        }
         let stored = &self.record[self.positions_at..self.values_at];
-        let stream = stage::open(
-            stage,
-            stored,
-            codec.max_len(changes, elements),
-            &mut scratch.stream,
-        )?;
-        positions::decode(codec, stream, changes, elements, &mut scratch.positions)
+        let most = position_codec.max_len(changes, elements);
+        let stream = stage::open(position_stage, stored, most, &mut scratch.stream)?;
+        scratch.partition.counts.clear();
+        if position_codec == PositionCodec::Ranks {
+            ranks::decode(stream, changes, elements, &mut scratch.partition)?;
+            scratch.positions.clear();
+            if scratch.partition.needs_base() {
+                if self.header.base.is_none() {
+                    return Err(Error::corrupt(
+                        "ranks in classes without a base digest [F12]",
+                    ));
+                }
+            } else {
+                std::mem::swap(&mut scratch.positions, &mut scratch.partition.ranks);
+            }
+        } else {
+            positions::decode(
+                position_codec,
+                stream,
+                changes,
+                elements,
+                &mut scratch.positions,
+            )?;
+            scratch.partition.counts.push(changes);
+        }
+        let most = value_codec.max_len(changes, W::WIDTH);
+        let stream = stage::open(value_stage, stored_values, most, &mut scratch.stream)?;
+        let groups = &scratch.partition.counts;
+        scratch.grouped = value_codec == ValueCodec::Grouped;
+        values::decode(value_codec, stream, changes, groups, &mut scratch.values)
     }
 }
 
@@ -224,7 +276,7 @@ fn parse_fields(record: &[u8], tensors: &[Tensor], limits: &Limits) -> Result<Ch
             base: digest(1),
             result: digest(2),
         };
-        if header.values.0 == ValueCodec::Step && header.base.is_none() {
+        if header.values.0.is_step() && header.base.is_none() {
             return Err(Error::corrupt("steps without a base digest [F12]"));
         }
         if header.values == (ValueCodec::Planes, Stage::Lz4) {

@@ -42,6 +42,19 @@ pub fn order_of(dtype: &str) -> Order {
     }
 }
 
+/// Bits below the exponent field of a dtype, and the field's mask; `None` without exponents.
+pub fn exponent_field(dtype: &str) -> Option<(u32, u32)> {
+    match dtype {
+        "BF16" => Some((7, 0xff)),
+        "F16" => Some((10, 0x1f)),
+        "F32" => Some((23, 0xff)),
+        "F64" => Some((52, 0x7ff)),
+        "F8_E4M3" | "F8_E4M3FNUZ" => Some((3, 0xf)),
+        "F8_E5M2" | "F8_E5M2FNUZ" => Some((2, 0x1f)),
+        _ => None,
+    }
+}
+
 /// Runs an expression with `$W` standing for the word type of a width.
 #[macro_export]
 macro_rules! with_word {

@@ -1,14 +1,18 @@
 //! One tile's changes into one chunk record, under a profile.
 
-use deltawire_kernels::ordered::Order;
+use deltawire_kernels::ordered::{step, Order};
 use deltawire_kernels::Word;
 
 use crate::chunk::{self, ChunkHeader};
+use crate::classify::Classified;
 use crate::codec::positions::{self, Plan};
 use crate::codec::stage::compress;
-use crate::codec::{values, PositionCodec, Stage, ValueCodec};
+use crate::codec::{grouped, ranks, values, Partition, PositionCodec, Stage, ValueCodec};
 use crate::error::{Error, Kind, Result};
 use crate::header::seal;
+
+/// Bits a change below which changes by class are taken without trying other codecs.
+const USUAL_BITS: usize = 10;
 
 /// What a writer optimises for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +74,8 @@ pub struct TileChanges<'a, W> {
     pub old: Option<&'a [W]>,
     /// Elements after; they differ from `old`.
     pub new: &'a [W],
+    /// The same by class, where that was worth finding.
+    pub classified: Option<&'a Classified>,
     /// Lane 0 of the tile before.
     pub base: Option<u64>,
     /// Lane 0 of the tile after.
@@ -106,6 +112,7 @@ impl<C> Part<C> {
     }
 }
 
+/// Positions without classes, and the bytes that they take.
 fn encode_positions(profile: Profile, list: &[u32], elements: u32) -> Part<PositionCodec> {
     let plans = positions::plans(list, elements);
     let run = |plan: &Plan| {
@@ -119,42 +126,63 @@ fn encode_positions(profile: Profile, list: &[u32], elements: u32) -> Part<Posit
     };
     // `plans` is never empty; the first is the usual winner.
     let best = plans.iter().min_by_key(|p| p.bytes).unwrap_or(&plans[0]);
-    let plain = run(best);
+    let mut part = run(best);
     if profile == Profile::Fast {
-        return plain;
+        return part;
+    }
+    if best.codec == PositionCodec::Rice {
+        part = part.smaller(with(PositionCodec::Ranks, |out| {
+            ranks::encode(&Partition::flat(list), out);
+        }));
     }
     // Regular patterns (a column, a stride) make a byte stream that LZ4 sees through.
     match plans.last() {
-        Some(gaps) if gaps.codec == PositionCodec::Gaps => plain.smaller(run(gaps).staged()),
-        _ => plain,
+        Some(gaps) if gaps.codec == PositionCodec::Gaps => part.smaller(run(gaps).staged()),
+        _ => part,
     }
 }
 
+/// A part without a stage, written by a function.
+fn with<C>(codec: C, write: impl FnOnce(&mut Vec<u8>)) -> Part<C> {
+    let mut bytes = Vec::new();
+    write(&mut bytes);
+    Part {
+        codec,
+        stage: Stage::None,
+        bytes,
+    }
+}
+
+/// Grouped steps of groups with these counts; `None` where a step is too large for the codec.
+fn grouped(steps: &[i64], counts: &[u32]) -> Option<Part<ValueCodec>> {
+    let mut bytes = Vec::new();
+    grouped::encode(steps, counts, &mut bytes).then_some(Part {
+        codec: ValueCodec::Grouped,
+        stage: Stage::None,
+        bytes,
+    })
+}
+
+/// Values in the order of the positions.
 fn encode_values<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Part<ValueCodec> {
-    let with = |codec, write: &dyn Fn(&mut Vec<u8>)| {
-        let mut bytes = Vec::new();
-        write(&mut bytes);
-        Part {
-            codec,
-            stage: Stage::None,
-            bytes,
-        }
-    };
-    let raw = || with(ValueCodec::Raw, &|out| values::encode_raw(tile.new, out));
+    let raw = || with(ValueCodec::Raw, |out| values::encode_raw(tile.new, out));
     let planes = || {
-        with(ValueCodec::Planes, &|out| {
+        with(ValueCodec::Planes, |out| {
             values::encode_planes(tile.new, out)
         })
     };
-    match tile
-        .old
-        .filter(|_| profile.is_relative() && tile.base.is_some())
-    {
+    match relative_to(profile, tile) {
         Some(old) => {
-            let steps = with(ValueCodec::Step, &|out| {
+            let mut steps = with(ValueCodec::Step, |out| {
                 values::encode_steps(old, tile.new, tile.order, out)
             });
-            // Steps of a byte an element and less are not beaten by absolute values.
+            if profile == Profile::Compact {
+                let list = values::steps(old, tile.new, tile.order);
+                if let Some(grouped) = grouped(&list, &[list.len() as u32]) {
+                    steps = steps.smaller(grouped);
+                }
+            }
+            // Steps of half an element's width and less are not beaten by absolute values.
             if steps.bytes.len() <= tile.new.len() * W::WIDTH / 2 {
                 return steps;
             }
@@ -169,10 +197,65 @@ fn encode_values<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Part<V
     }
 }
 
+/// The old elements, where the profile lets values refer to them.
+fn relative_to<'a, W>(profile: Profile, tile: &TileChanges<'a, W>) -> Option<&'a [W]> {
+    tile.old
+        .filter(|_| profile.is_relative() && tile.base.is_some())
+}
+
+/// Positions and values by exponent class.
+fn encode_classes<W: Word>(
+    profile: Profile,
+    tile: &TileChanges<'_, W>,
+) -> Option<(Part<PositionCodec>, Part<ValueCodec>)> {
+    let classified = tile.classified.filter(|_| profile == Profile::Compact)?;
+    let old = relative_to(profile, tile)?;
+    let step = |&i: &u32| step(old[i as usize], tile.new[i as usize], tile.order).to_i64();
+    let steps: Vec<i64> = classified.order.iter().map(step).collect();
+    let values = grouped(&steps, &classified.partition.counts)?;
+    let positions = with(PositionCodec::Ranks, |out| {
+        ranks::encode(&classified.partition, out)
+    });
+    Some((positions, values))
+}
+
+/// The smallest pair of positions and values under the profile.
+fn choose<W: Word>(
+    profile: Profile,
+    tile: &TileChanges<'_, W>,
+) -> (Part<PositionCodec>, Part<ValueCodec>) {
+    let Some(classes) = encode_classes(profile, tile) else {
+        return (
+            encode_positions(profile, tile.positions, tile.elements),
+            encode_values(profile, tile),
+        );
+    };
+    let size = classes.0.bytes.len() + classes.1.bytes.len();
+    // Scattered changes at the usual cost: nothing else comes near.
+    let touching = tile
+        .positions
+        .windows(2)
+        .filter(|w| w[0] + 1 == w[1])
+        .count();
+    if 8 * size <= USUAL_BITS * tile.new.len() && 4 * touching <= tile.new.len() {
+        return classes;
+    }
+    let positions = encode_positions(profile, tile.positions, tile.elements);
+    // Without classes a change takes its position and at least a sign.
+    if positions.bytes.len() + tile.new.len() / 8 >= size {
+        return classes;
+    }
+    let values = encode_values(profile, tile);
+    if positions.bytes.len() + values.bytes.len() < size {
+        (positions, values)
+    } else {
+        classes
+    }
+}
+
 /// The chunk record of a tile.
 pub fn tile<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Vec<u8> {
-    let positions = encode_positions(profile, tile.positions, tile.elements);
-    let values = encode_values(profile, tile);
+    let (positions, values) = choose(profile, tile);
     let header = ChunkHeader {
         positions: (positions.codec, positions.stage),
         values: (values.codec, values.stage),

@@ -4,7 +4,8 @@
 //!
 //! - [`header`], [`chunk`], [`index`](mod@index): one file a structure, encoding and decoding
 //! - [`table`] and [`tiling`]: tensors as matrices, and how a writer cuts them into tiles
-//! - [`codec`]: changes of a tile as bytes; [`encode`] picks the smallest under a [`Profile`]
+//! - [`codec`]: changes of a tile as bytes; [`classify`] groups them by exponent, and [`encode`] picks
+//!   the smallest under a [`Profile`]
 //! - [`writer`]: front to back, tiles in parallel
 //! - [`reader`] by range and [`push`] front to back: whole and checked chunks
 //! - [`state`]: digests of whole tensors
@@ -17,6 +18,7 @@
 pub mod apply;
 pub mod bits;
 pub mod chunk;
+pub mod classify;
 pub mod codec;
 pub mod dtype;
 pub mod encode;
@@ -25,6 +27,7 @@ pub mod header;
 pub mod index;
 pub mod limits;
 mod payload;
+mod prepared;
 pub mod push;
 pub mod reader;
 pub mod state;

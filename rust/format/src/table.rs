@@ -1,10 +1,11 @@
 //! The tensor table: what the tensors are and how they are cut into tiles.
 
+use deltawire_kernels::classes::ClassMap;
 use deltawire_kernels::ordered::Order;
 use deltawire_kernels::{Block, Digest, MixKey, Word};
 use sha2::{Digest as _, Sha256};
 
-use crate::dtype::{order_of, width_of};
+use crate::dtype::{exponent_field, order_of, width_of};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{MAX_NAME_BYTES, MAX_RANK, MAX_TILE_ELEMENTS};
 
@@ -201,6 +202,17 @@ impl Tensor {
     /// How this tensor's elements are ordered.
     pub fn order(&self) -> Order {
         order_of(&self.dtype)
+    }
+
+    /// The class map with these classes; `None` where elements have no exponent.
+    pub fn class_map(&self, top: u16, count: usize) -> Option<ClassMap> {
+        let (shift, mask) = exponent_field(&self.dtype)?;
+        Some(ClassMap {
+            shift,
+            mask,
+            top: top.into(),
+            count: count as u32,
+        })
     }
 
     /// Mixing keys of the state digest.

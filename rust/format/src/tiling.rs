@@ -17,9 +17,9 @@ pub struct Tiling {
 impl Default for Tiling {
     fn default() -> Self {
         Self {
-            max_elements: 1 << 18,
+            max_elements: 1 << 20,
             ways: 8,
-            min_elements: 1 << 16,
+            min_elements: 1 << 19,
         }
     }
 }
@@ -124,14 +124,24 @@ mod tests {
     fn splits_fall_on_tile_borders() {
         let t = Tiling::default();
         // Column-parallel: rows in eight, whole rows.
-        assert_eq!(t.tile("q_proj.weight", "BF16", 4096, 4096), [64, 4096]);
+        assert_eq!(t.tile("q_proj.weight", "BF16", 4096, 4096), [256, 4096]);
         // Row-parallel: columns in eight.
-        assert_eq!(t.tile("x.o_proj.weight", "BF16", 4096, 4096), [512, 512]);
-        // Awkward rows, still on the shards' borders: 1536 / 8 = 192, in parts of 192.
-        assert_eq!(t.tile("gate_proj.weight", "BF16", 1536, 576), [192, 576]);
+        assert_eq!(t.tile("x.o_proj.weight", "BF16", 4096, 4096), [2048, 512]);
+        // Too small to be cut in eight: in two.
+        assert_eq!(t.tile("up_proj.weight", "BF16", 2048, 576), [1024, 576]);
         // Small ones stay whole.
-        assert_eq!(t.tile("k_proj.weight", "BF16", 192, 576), [192, 576]);
+        assert_eq!(t.tile("gate_proj.weight", "BF16", 1536, 576), [1536, 576]);
         assert_eq!(t.tile("norm.weight", "BF16", 576, 1), [576, 1]);
+        // Smaller tiles on request, still on the shards' borders.
+        let small = Tiling {
+            max_elements: 1 << 18,
+            min_elements: 1 << 16,
+            ..t
+        };
+        assert_eq!(
+            small.tile("gate_proj.weight", "BF16", 1536, 576),
+            [192, 576]
+        );
     }
 
     proptest! {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use deltawire_kernels::{digest, scan, Digest, Matrix, Word};
 use rayon::prelude::*;
 
+use crate::classify::classify;
 use crate::encode::{self, Profile, TileChanges};
 use crate::error::{Error, Kind, Result};
 use crate::header::{check_unique, Header};
@@ -18,7 +19,7 @@ use crate::with_word;
 const TILES_PER_THREAD: usize = 16;
 /// Dense bytes of the tiles that are encoded before their records are written: records are never much
 /// larger, so this bounds memory whatever the number of threads.
-const WINDOW_BYTES: u64 = 64 << 20;
+const WINDOW_BYTES: u64 = 32 << 20;
 
 /// Both states of one tensor.
 #[derive(Clone, Copy, Debug)]
@@ -396,9 +397,14 @@ fn finish_tile<T: Word>(
         .base
         .plus(digest::change(entry.key(), base, &block, positions, new));
     out.changed = positions.len() as u64;
+    let classified = match profile {
+        Profile::Compact => classify(entry, base, &block, positions, &old),
+        _ => None,
+    };
     out.record = encode::tile(
         profile,
         &TileChanges {
+            classified: classified.as_ref(),
             tensor: out.tensor,
             tile: out.tile,
             elements: place.elements(),
@@ -477,6 +483,7 @@ fn found_tile<T: Word>(
             out.record = encode::tile(
                 profile,
                 &TileChanges {
+                    classified: None,
                     tensor: found.tensor,
                     tile,
                     elements: place.elements(),

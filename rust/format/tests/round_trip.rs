@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use deltawire_format::apply::{apply_chunk, commit, plan};
+use deltawire_format::apply::{apply_chunk, commit, plan, KEEP};
 use deltawire_format::writer::{Found, Pair};
 use deltawire_format::{
     Delta, Error, Header, Kind, Limits, Profile, PushReader, ReadAt, Tensor, Tiling, Writer,
@@ -84,6 +84,15 @@ fn write(case: &Case, profile: Profile, threads: usize) -> Vec<u8> {
 }
 
 fn apply(bytes: &[u8], case: &Case, state: &mut [Vec<u8>]) -> Result<u64, Error> {
+    apply_keeping(KEEP, bytes, case, state)
+}
+
+fn apply_keeping(
+    keep: usize,
+    bytes: &[u8],
+    case: &Case,
+    state: &mut [Vec<u8>],
+) -> Result<u64, Error> {
     struct Bytes<'a>(&'a [u8]);
     impl ReadAt for Bytes<'_> {
         fn size(&self) -> u64 {
@@ -95,22 +104,26 @@ fn apply(bytes: &[u8], case: &Case, state: &mut [Vec<u8>]) -> Result<u64, Error>
     }
     let delta = Delta::open(Bytes(bytes), Limits::default())?;
     let pool = pool(2);
-    let p = plan(&delta, &matrices(&case.tensors, state), true, &pool, |_| {
-        Ok(())
-    })?;
-    commit(&delta, &p, &targets(&case.tensors, state), &pool)
+    let alone = vec![None; case.tensors.len()];
+    let p = plan(
+        &delta,
+        &matrices(&case.tensors, state),
+        &alone,
+        true,
+        keep,
+        &pool,
+        |_| Ok(()),
+    )?;
+    commit(&delta, &p, targets(&case.tensors, state), &pool)
 }
 
 fn feed(bytes: &[u8], piece: usize, state: &mut [Vec<u8>], case: &Case) -> Result<(), Error> {
     let mut reader = PushReader::new(Limits::default());
-    let mut targets = targets(&case.tensors, state);
     for part in bytes.chunks(piece) {
         for chunk in reader.feed(part)? {
-            apply_chunk(
-                &chunk,
-                &case.tensors,
-                &mut targets[chunk.header.tensor as usize],
-            )?;
+            let mut targets = targets(&case.tensors, state);
+            let target = targets.swap_remove(chunk.header.tensor as usize);
+            apply_chunk(&chunk, &case.tensors, target)?;
         }
     }
     reader.finish()
@@ -182,6 +195,10 @@ proptest! {
         prop_assert_eq!(&bytes, &write(&case, profile, 1), "threads do not change the bytes");
         let mut state = case.base.clone();
         apply(&bytes, &case, &mut state).unwrap();
+        prop_assert_eq!(&state, &case.new);
+        // Also where the commit reads the chunks again.
+        let mut state = case.base.clone();
+        apply_keeping(0, &bytes, &case, &mut state).unwrap();
         prop_assert_eq!(&state, &case.new);
         // Again: recognised, nothing to write.
         prop_assert_eq!(apply(&bytes, &case, &mut state).unwrap(), 0);

@@ -2,6 +2,7 @@
 //!
 //! - [`matrix`]: tensors as byte matrices, read ([`Matrix`]) or changed in place ([`Target`])
 //! - [`scan`]: which elements of two matrices differ
+//! - [`classes`]: elements by exponent, ranks within a class, and back
 //! - [`digest`]: the additive state digest, whole and incremental
 //! - [`ordered`]: ordered-integer space, in which neighbouring floats differ by one
 //!
@@ -9,6 +10,7 @@
 //! vectorised loop has a scalar twin that the tests compare it with, and is chosen when the
 //! program runs, by what the processor offers.
 
+pub mod classes;
 pub mod digest;
 pub mod matrix;
 pub mod ordered;
@@ -16,5 +18,5 @@ pub mod scan;
 pub mod word;
 
 pub use digest::{Digest, MixKey};
-pub use matrix::{Block, Matrix, Target};
+pub use matrix::{Block, Matrix, Target, TileMut, Tiles};
 pub use word::Word;

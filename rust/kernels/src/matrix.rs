@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Word;
 
@@ -155,10 +156,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A matrix that is changed in place, element by element.
-///
-/// Loads and stores are relaxed atomics (plain moves on the processors that matter), so several
-/// threads may work on one target without a data race, whatever elements they touch.
+/// A matrix that is changed in place, by several threads if it is cut into tiles.
 #[derive(Debug)]
 pub struct Target<'a> {
     ptr: *mut u8,
@@ -170,7 +168,7 @@ pub struct Target<'a> {
 
 // SAFETY: a Target is an exclusive reference to bytes, and `&mut [u8]` is Send.
 unsafe impl Send for Target<'_> {}
-// SAFETY: all access through `&Target` is atomic.
+// SAFETY: nothing can be reached through `&Target`.
 unsafe impl Sync for Target<'_> {}
 
 impl<'a> Target<'a> {
@@ -212,47 +210,94 @@ impl<'a> Target<'a> {
         unsafe { Matrix::from_raw(self.ptr, self.rows, self.row_bytes, self.row_stride) }
     }
 
-    /// Replaces elements of a block: element `positions[i]` becomes `value(i, old)`.
+    /// Cuts the target into tiles that different threads may change at the same time.
     ///
-    /// Positions are element numbers within the block, row-major.
+    /// Tiles are `rows` by `bytes`, numbered row-major; those at the lower and right border are
+    /// smaller. Both sizes must be at least 1 unless the target is empty.
+    pub fn divide(self, rows: usize, bytes: usize) -> Tiles<'a> {
+        let across = self.row_bytes.div_ceil(bytes.max(1));
+        let count = self.rows.div_ceil(rows.max(1)) * across;
+        let taken = (0..count).map(|_| AtomicBool::new(false)).collect();
+        Tiles {
+            target: self,
+            rows,
+            bytes,
+            across,
+            taken,
+        }
+    }
+}
+
+/// A target in tiles, each to be taken once.
+#[derive(Debug)]
+pub struct Tiles<'a> {
+    target: Target<'a>,
+    rows: usize,
+    bytes: usize,
+    across: usize,
+    taken: Vec<AtomicBool>,
+}
+
+impl<'a> Tiles<'a> {
+    /// Tile number `tile`; `None` where there is no such tile, or it was taken before.
+    pub fn take(&self, tile: usize) -> Option<TileMut<'_>> {
+        if self.taken.get(tile)?.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let (row, byte) = (
+            tile / self.across * self.rows,
+            tile % self.across * self.bytes,
+        );
+        let rows = self.rows.min(self.target.rows - row);
+        let row_bytes = self.bytes.min(self.target.row_bytes - byte);
+        // SAFETY: tiles of a grid do not overlap, and `taken` gives each out once, so nobody else
+        // accesses these bytes while `self`, which owns the target, is borrowed. The box is inside the
+        // target, so its rows are valid and apart by the contract of the target's constructor.
+        let target = unsafe {
+            let start = self.target.ptr.add(row * self.target.row_stride + byte);
+            Target::from_raw(start, rows, row_bytes, self.target.row_stride)
+        };
+        Some(TileMut { target })
+    }
+}
+
+/// One tile, for one thread.
+#[derive(Debug)]
+pub struct TileMut<'a> {
+    target: Target<'a>,
+}
+
+impl TileMut<'_> {
+    /// Reads the tile.
+    pub fn as_matrix(&mut self) -> Matrix<'_> {
+        self.target.as_matrix()
+    }
+
+    /// Replaces elements: element `positions[i]`, counted row-major, becomes `value(i, old)`.
     ///
     /// # Panics
-    /// Where the block, or a position, lies outside; nothing is stored beyond that position.
-    pub fn update<W: Word>(
-        &self,
-        block: &Block,
-        positions: &[u32],
-        mut value: impl FnMut(usize, W) -> W,
-    ) {
-        let shape = Matrix {
-            ptr: self.ptr,
-            rows: self.rows,
-            row_bytes: self.row_bytes,
-            row_stride: 0,
-            memory: PhantomData,
-        };
-        shape.check(block);
-        let elements = block.len() / W::WIDTH;
-        let cols = block.bytes / W::WIDTH;
-        let dense = block.bytes == self.row_bytes && self.row_stride == self.row_bytes;
-        let start = block.row * self.row_stride + block.byte;
+    /// Where a position lies outside; the ones before it are then replaced.
+    pub fn update<W: Word>(&mut self, positions: &[u32], mut value: impl FnMut(usize, W) -> W) {
+        let target = &mut self.target;
+        let cols = target.row_bytes / W::WIDTH;
+        let elements = target.rows * cols;
+        let dense = target.row_stride == target.row_bytes || target.rows == 1;
         for (i, &position) in positions.iter().enumerate() {
             let position = position as usize;
             assert!(
                 position < elements,
-                "element {position} lies outside {block:?}"
+                "element {position} lies outside a tile of {elements}"
             );
             let offset = if dense {
                 position * W::WIDTH
             } else {
-                (position / cols) * self.row_stride + (position % cols) * W::WIDTH
+                (position / cols) * target.row_stride + (position % cols) * W::WIDTH
             };
-            // SAFETY: the position is inside the block, the block inside the matrix, so the WIDTH
-            // bytes are valid by the contract of the constructors; all access to them through
-            // `&Target` is atomic.
+            // SAFETY: the position is inside the tile, whose bytes are valid and nobody else's by the
+            // contract of the target's constructor; unaligned access is allowed by these functions.
             unsafe {
-                let element = self.ptr.add(start + offset);
-                value(i, W::load_relaxed(element)).store_relaxed(element);
+                let element = target.ptr.add(offset);
+                value(i, W::load(element)).store(element);
             }
         }
     }
@@ -268,40 +313,31 @@ mod tests {
         let mut memory = vec![0u8; 1 + 3 * 10];
         let base = memory.as_mut_ptr();
         // SAFETY: 3 rows of 8 bytes, 10 apart, from byte 1, all within `memory`.
-        let mut target = unsafe { Target::from_raw(base.add(1), 3, 8, 10) };
-        let block = Block {
-            row: 1,
-            rows: 2,
-            byte: 2,
-            bytes: 4,
-        };
-        target.update::<u16>(&block, &[0, 3], |i, old| {
+        let target = unsafe { Target::from_raw(base.add(1), 3, 8, 10) };
+        let tiles = target.divide(2, 4);
+        assert!(tiles.take(4).is_none());
+        let mut lower_right = tiles.take(3).unwrap();
+        assert!(tiles.take(3).is_none(), "a tile is given out once");
+        lower_right.update::<u16>(&[0, 1], |i, old| {
             assert_eq!(old, 0);
             0x1234 + i as u16
         });
-        let matrix = target.as_matrix();
-        assert_eq!(matrix.row(&block, 0), &[0x34, 0x12, 0, 0]);
-        assert_eq!(matrix.row(&block, 1), &[0, 0, 0x35, 0x12]);
-        assert!(matrix.contiguous(&block).is_none());
-        let expected: u32 = 0x34 + 0x12 + 0x35 + 0x12;
-        assert_eq!(memory.iter().map(|&b| u32::from(b)).sum::<u32>(), expected);
+        assert_eq!(lower_right.as_matrix().rows(), 1);
+        let mut upper_right = tiles.take(1).unwrap();
+        upper_right.update::<u16>(&[3], |_, _| 0x0506);
+        let matrix = upper_right.as_matrix();
+        assert_eq!(matrix.row(&matrix.whole(), 1), &[0, 0, 6, 5]);
+        assert_eq!(memory[1 + 4..1 + 8], [0; 4]);
+        assert_eq!(memory[1 + 10 + 4..1 + 10 + 8], [0, 0, 6, 5]);
+        assert_eq!(memory[1 + 20 + 4..1 + 20 + 8], [0x34, 0x12, 0x35, 0x12]);
     }
 
     #[test]
     #[should_panic(expected = "lies outside")]
     fn a_position_outside_is_not_stored() {
         let mut memory = [0u8; 8];
-        let target = Target::new(&mut memory, 1, 8).unwrap();
-        target.update::<u16>(
-            &Block {
-                row: 0,
-                rows: 1,
-                byte: 0,
-                bytes: 8,
-            },
-            &[4],
-            |_, _| 1,
-        );
+        let tiles = Target::new(&mut memory, 1, 8).unwrap().divide(1, 8);
+        tiles.take(0).unwrap().update::<u16>(&[4], |_, _| 1);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Elements as unsigned words of 1, 2, 4 or 8 bytes.
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 mod sealed {
     pub trait Sealed {}
@@ -35,20 +34,20 @@ pub trait Word: sealed::Sealed + Copy + Default + Eq + Ord + Debug + Send + Sync
     fn read(bytes: &[u8]) -> Self;
     /// Appends the little-endian bytes.
     fn append(self, out: &mut Vec<u8>);
-    /// Loads an element that other threads may be storing to.
+    /// Loads an element from anywhere.
     ///
     /// # Safety
-    /// `ptr` is valid for reads of `WIDTH` bytes, and all concurrent accesses to them are atomic.
-    unsafe fn load_relaxed(ptr: *mut u8) -> Self;
-    /// Stores an element that other threads may be loading.
+    /// `ptr` is valid for reads of `WIDTH` bytes.
+    unsafe fn load(ptr: *const u8) -> Self;
+    /// Stores an element anywhere.
     ///
     /// # Safety
-    /// `ptr` is valid for writes of `WIDTH` bytes, and all concurrent accesses to them are atomic.
-    unsafe fn store_relaxed(self, ptr: *mut u8);
+    /// `ptr` is valid for writes of `WIDTH` bytes.
+    unsafe fn store(self, ptr: *mut u8);
 }
 
 macro_rules! word {
-    ($unsigned:ty, $signed:ty, $atomic:ty) => {
+    ($unsigned:ty, $signed:ty) => {
         impl Word for $unsigned {
             const WIDTH: usize = size_of::<$unsigned>();
             const SIGN: Self = 1 << (<$unsigned>::BITS - 1);
@@ -84,37 +83,20 @@ macro_rules! word {
                 out.extend_from_slice(&self.to_le_bytes());
             }
             #[inline(always)]
-            unsafe fn load_relaxed(ptr: *mut u8) -> Self {
-                if (ptr as usize) % align_of::<$atomic>() == 0 {
-                    // SAFETY: aligned here; valid and only accessed atomically by contract.
-                    let atomic = unsafe { <$atomic>::from_ptr(ptr.cast()) };
-                    return <$unsigned>::from_le(atomic.load(Ordering::Relaxed));
-                }
-                let mut raw = [0; size_of::<$unsigned>()];
-                for (i, byte) in raw.iter_mut().enumerate() {
-                    // SAFETY: within the WIDTH valid bytes; a byte is always aligned.
-                    *byte = unsafe { AtomicU8::from_ptr(ptr.add(i)) }.load(Ordering::Relaxed);
-                }
-                <$unsigned>::from_le_bytes(raw)
+            unsafe fn load(ptr: *const u8) -> Self {
+                // SAFETY: valid by contract; unaligned is fine.
+                <$unsigned>::from_le(unsafe { ptr.cast::<$unsigned>().read_unaligned() })
             }
             #[inline(always)]
-            unsafe fn store_relaxed(self, ptr: *mut u8) {
-                if (ptr as usize) % align_of::<$atomic>() == 0 {
-                    // SAFETY: aligned here; valid and only accessed atomically by contract.
-                    let atomic = unsafe { <$atomic>::from_ptr(ptr.cast()) };
-                    atomic.store(self.to_le(), Ordering::Relaxed);
-                    return;
-                }
-                for (i, byte) in self.to_le_bytes().into_iter().enumerate() {
-                    // SAFETY: within the WIDTH valid bytes; a byte is always aligned.
-                    unsafe { AtomicU8::from_ptr(ptr.add(i)) }.store(byte, Ordering::Relaxed);
-                }
+            unsafe fn store(self, ptr: *mut u8) {
+                // SAFETY: valid by contract; unaligned is fine.
+                unsafe { ptr.cast::<$unsigned>().write_unaligned(self.to_le()) }
             }
         }
     };
 }
 
-word!(u8, i8, AtomicU8);
-word!(u16, i16, AtomicU16);
-word!(u32, i32, AtomicU32);
-word!(u64, i64, AtomicU64);
+word!(u8, i8);
+word!(u16, i16);
+word!(u32, i32);
+word!(u64, i64);

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use deltawire_format::apply::{commit, plan};
+use deltawire_format::apply::{commit, plan, KEEP};
 use deltawire_format::{Header, ReadAt, Tensor};
 use deltawire_kernels::{Matrix, Target};
 use pyo3::exceptions::PyValueError;
@@ -197,11 +197,14 @@ impl Delta {
     }
 
     /// Checks all of the delta against byte matrices, one a table entry, without writing.
-    #[pyo3(signature = (target, full, threads=None, progress=None))]
+    ///
+    /// `aliases` names for each entry the earlier one whose memory it is, if any.
+    #[pyo3(signature = (target, aliases, full, threads=None, progress=None))]
     fn plan(
         &self,
         py: Python<'_>,
         target: Vec<Bound<'_, PyAny>>,
+        aliases: Vec<Option<usize>>,
         full: bool,
         threads: Option<usize>,
         progress: Option<Py<PyAny>>,
@@ -211,7 +214,7 @@ impl Delta {
         let pool = pool(threads)?;
         let plan = py
             .detach(|| {
-                plan(&self.delta, &views, full, &pool, |bytes| {
+                plan(&self.delta, &views, &aliases, full, KEEP, &pool, |bytes| {
                     report(progress.as_ref(), bytes)
                 })
             })
@@ -237,7 +240,7 @@ impl Delta {
             .map(|m| m.target())
             .collect::<PyResult<_>>()?;
         let pool = pool(threads)?;
-        py.detach(|| commit(&self.delta, &plan.plan, &targets, &pool))
+        py.detach(|| commit(&self.delta, &plan.plan, targets, &pool))
             .map_err(|e| to_python(py, e))
     }
 }

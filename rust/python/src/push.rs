@@ -74,10 +74,17 @@ impl Chunk {
         codec_name(&self.chunk)
     }
 
-    /// int64 positions in the flat tensor, as bytes.
-    fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+    /// int64 positions in the flat tensor, as bytes; `base` is the tensor's byte matrix.
+    #[pyo3(signature = (base=None))]
+    fn positions<'py>(
+        &self,
+        py: Python<'py>,
+        base: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let held = base.map(ByteMatrix::new).transpose()?;
+        let matrix = held.as_ref().map(ByteMatrix::matrix);
         let positions = py
-            .detach(|| flat_positions(&self.chunk, &self.tensors))
+            .detach(|| flat_positions(&self.chunk, &self.tensors, matrix.as_ref()))
             .map_err(|e| to_python(py, e))?;
         let bytes: Vec<u8> = positions.into_iter().flat_map(i64::to_le_bytes).collect();
         Ok(PyBytes::new(py, &bytes))
@@ -86,8 +93,8 @@ impl Chunk {
     /// Changes a byte matrix in place; false where it had the result.
     fn apply(&self, py: Python<'_>, target: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut held = ByteMatrix::new(target)?;
-        let mut target = held.target()?;
-        py.detach(|| apply_chunk(&self.chunk, &self.tensors, &mut target))
+        let target = held.target()?;
+        py.detach(|| apply_chunk(&self.chunk, &self.tensors, target))
             .map_err(|e| to_python(py, e))
     }
 }

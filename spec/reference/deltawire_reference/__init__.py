@@ -6,13 +6,13 @@ tests compare the two on every vector and on generated input. One file per part 
 - ``primitives``: varints, checksums, stages, MessagePack
 - ``tensors``: matrices, tiles, ordered integers
 - ``digest``: the state digest
-- ``rice``, ``positions``, ``values``: the codecs, decoder beside encoder
+- ``rice``, ``geometric``, ``positions``, ``ranks``, ``values``: the codecs, decoder beside encoder
 - ``stream``: header, chunk, index, trailer
 - ``apply``: a delta on a state
 - ``encoder``: writes any stream, also wrong ones
 """
 
-from .apply import State, Value, apply, state_digest
+from .apply import State, Value, apply, positions_of, state_digest
 from .encoder import Coding, Options, encode
 from .primitives import ReferenceFault
 from .stream import Chunk, Delta, Header, Index, decode, decode_range
@@ -34,5 +34,6 @@ __all__ = [
     "decode",
     "decode_range",
     "encode",
+    "positions_of",
     "state_digest",
 ]

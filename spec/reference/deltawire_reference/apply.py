@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from . import digest
 from .primitives import ReferenceFault
+from .ranks import located
 from .stream import Chunk, decode
 from .tensors import Tensor, add_step
-from .values import STEP
+from .values import GROUPED, STEP
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ def apply_chunk(chunk: Chunk, entry: Tensor, grid: NDArray[np.uint8]) -> None:
             return
         raise ReferenceFault("wrong-base", "F12", f"tile {chunk.tile} of {entry.name!r}")
     across = col1 - col0
-    for x, value in zip(chunk.positions, chunk.values, strict=True):
+    for x, value in zip(positions_of(chunk, entry, box), chunk.values, strict=True):
         row, col = divmod(x, across)
         cell = box[row, col * entry.width : (col + 1) * entry.width]
-        if chunk.value_codec == STEP:
+        if chunk.value_codec in (STEP, GROUPED):
             old = int.from_bytes(cell.tobytes(), "little")
             value = add_step(old, value, entry.width, entry.dtype)
         cell[:] = np.frombuffer(value.to_bytes(entry.width, "little"), np.uint8)
@@ -85,6 +86,21 @@ def apply_chunk(chunk: Chunk, entry: Tensor, grid: NDArray[np.uint8]) -> None:
         kind = "wrong-base" if chunk.base_digest is None else "corrupt"
         message = f"tile {chunk.tile} of {entry.name!r} ends in another state"
         raise ReferenceFault(kind, "F13", message, chunk.offset)
+
+
+def positions_of(chunk: Chunk, entry: Tensor, box: NDArray[np.uint8]) -> list[int]:
+    """The positions in the order of the values; ``box`` is the tile before, in bytes."""
+    if chunk.positions is not None:
+        return chunk.positions
+    assert chunk.ranks is not None
+    places = located(chunk.ranks, patterns_of(box, entry.width), entry.dtype, chunk.offset)
+    flat = [x for group in places for x in group]
+    return flat if chunk.value_codec == GROUPED else sorted(flat)
+
+
+def patterns_of(box: NDArray[np.uint8], width: int) -> NDArray[np.uint64]:
+    """A tile's elements as numbers, shape (elements,)."""
+    return np.ascontiguousarray(box).reshape(-1).view(f"<u{width}").astype(np.uint64)
 
 
 def state_of(state: State, names: list[str]) -> digest.Lanes:

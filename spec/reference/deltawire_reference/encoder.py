@@ -16,17 +16,33 @@ import msgpack
 import numpy as np
 
 from . import digest
-from .apply import State, state_of
-from .positions import ALL, GAPS, encode_positions
+from .apply import State, patterns_of, state_of
+from .positions import ALL, GAPS, RANKS, encode_positions
 from .primitives import encode_stage, encode_varint, sealed
+from .ranks import EXPONENTS, Ranks, encode_ranks, exponents, ranks_of
 from .stream import CHUNK, END_MAGIC, INDEX, LZ4_HEADER, MAGIC, TRAILER
 from .tensors import WIDTHS, Tensor, matrix, step
-from .values import PLANES, RAW, STEP, encode_planes, encode_raw, encode_steps
+from .values import (
+    GROUPED,
+    PLANES,
+    RAW,
+    STEP,
+    encode_grouped,
+    encode_planes,
+    encode_raw,
+    encode_steps,
+    fits_grouped,
+)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How to write a chunk. ``positions=None`` takes ``all`` where every element changed."""
+    """How to write a chunk. ``positions=None`` takes ``all`` where every element changed.
+
+    ``classes`` and ``top`` are for ranks: one class where the dtype has no exponent field, ``top``
+    the tile's largest exponent where None. Parameters ``q*`` of geometric streams that are None are
+    fitted. GROUPED becomes STEP where a step is too large for it.
+    """
 
     positions: int | None = GAPS
     position_stage: int = 0
@@ -38,6 +54,11 @@ class Coding:
     k_gaps: int = 2
     k_sizes: int = 1
     plane_stages: tuple[int, ...] | None = None
+    classes: int = 1
+    top: int | None = None
+    q: int | None = None
+    q_gaps: int | None = None
+    q_sizes: int | None = None
 
 
 @dataclass
@@ -188,17 +209,42 @@ def encode_chunk(
     codec = coding.positions
     if codec is None:
         codec = ALL if len(positions) == len(a) else GAPS
-    olds = [int.from_bytes(a[x].tobytes(), "little") for x in positions]
-    news = [int.from_bytes(b[x].tobytes(), "little") for x in positions]
-    if coding.values == STEP:
-        if any(x == y for x, y in zip(olds, news, strict=True)):
-            raise ValueError("a step is never 0: positions 'all' wants every element changed")
-        steps = [step(x, y, width, entry.dtype) for x, y in zip(olds, news, strict=True)]
-        stream = encode_steps(steps, width, coding.k_gaps, coding.k_sizes)
-    elif coding.values == PLANES:
-        stream = encode_planes(news, width, coding.plane_stages)
+    places = [positions]
+    if codec == RANKS:
+        ranks = Ranks([positions])
+        if coding.classes > 1 and entry.dtype in EXPONENTS:
+            patterns = patterns_of(before, width)
+            top = coding.top
+            if top is None:
+                top = int(exponents(patterns, entry.dtype).max())
+            ranks, places = ranks_of(positions, patterns, entry.dtype, coding.classes, top)
+        where = encode_ranks(ranks, coding.q)
     else:
-        stream = encode_raw(news, width)
+        where = encode_positions(codec, positions, len(a), coding.k)
+
+    def numbers(cells: np.ndarray[Any, np.dtype[np.uint8]], order: list[int]) -> list[int]:
+        return [int.from_bytes(cells[x].tobytes(), "little") for x in order]
+
+    def steps(order: list[int]) -> list[int]:
+        pairs = zip(numbers(a, order), numbers(b, order), strict=True)
+        found = [step(x, y, width, entry.dtype) for x, y in pairs]
+        if 0 in found:
+            raise ValueError("a step is never 0: positions 'all' wants every element changed")
+        return found
+
+    values = coding.values
+    if values == GROUPED and not fits_grouped(steps(positions)):
+        values = STEP
+    if values == STEP:
+        stream = encode_steps(steps(positions), width, coding.k_gaps, coding.k_sizes)
+    elif values == GROUPED:
+        groups = [steps(order) for order in places]
+        stream = encode_grouped(groups, coding.q_gaps, coding.q_sizes)
+    elif values == PLANES:
+        stream = encode_planes(numbers(b, positions), width, coding.plane_stages)
+    else:
+        stream = encode_raw(numbers(b, positions), width)
+    relative = values in (STEP, GROUPED) or len(places) > 1
     key = digest.key(entry.name, entry.dtype, entry.shape)
     sums = [
         digest.box_sum(key, box, entry.words_per_row, row0, col0 * width // 8)[0]
@@ -208,13 +254,11 @@ def encode_chunk(
         tensor=number,
         tile=tile,
         changes=len(positions),
-        positions=encode_stage(
-            coding.position_stage, encode_positions(codec, positions, len(a), coding.k)
-        ),
+        positions=encode_stage(coding.position_stage, where),
         values=encode_stage(coding.value_stage, stream),
         position_byte=codec | coding.position_stage << 4,
-        value_byte=coding.values | coding.value_stage << 4,
-        base=sums[0] if coding.base_digest or coding.values == STEP else None,
+        value_byte=values | coding.value_stage << 4,
+        base=sums[0] if coding.base_digest or relative else None,
         result=sums[1] if coding.result_digest else None,
     )
     return record, len(positions)

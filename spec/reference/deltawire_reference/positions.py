@@ -6,21 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .primitives import Cursor, corrupt, decode_stage, encode_varint
+from .primitives import RECORD_LIMIT, Cursor, corrupt, decode_stage, encode_varint
+from .ranks import Ranks, decode_ranks, gaps_of
 from .rice import decode_rice, encode_rice
 from .tensors import ceil_div
 
-ALL, RUNS, BITMAP, GAPS, RICE = 1, 2, 3, 4, 5
-NAMES = {ALL: "all", RUNS: "runs", BITMAP: "bitmap", GAPS: "gaps", RICE: "rice"}
-
-
-def gaps_of(positions: Sequence[int]) -> list[int]:
-    before = -1
-    gaps = []
-    for x in positions:
-        gaps.append(x - before - 1)
-        before = x
-    return gaps
+ALL, RUNS, BITMAP, GAPS, RICE, RANKS = 1, 2, 3, 4, 5, 6
+NAMES = {
+    ALL: "all", RUNS: "runs", BITMAP: "bitmap", GAPS: "gaps", RICE: "rice", RANKS: "ranks",
+}  # fmt: skip
 
 
 def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
@@ -35,7 +29,7 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def encode_positions(codec: int, positions: Sequence[int], elements: int, k: int = 3) -> bytes:
-    """The stream of a position codec, before its stage. ``k`` is Rice's."""
+    """The stream of a position codec but ``ranks``, before its stage. ``k`` is Rice's."""
     if codec == ALL:
         return b""
     if codec == RUNS:
@@ -61,17 +55,21 @@ def longest(codec: int, count: int, elements: int) -> int:
         return ceil_div(elements, 8)
     if codec in (RUNS, GAPS):
         return 4 * count + 4  # gaps and lengths are below 2^22: four bytes; runs alternate
+    if codec == RANKS:
+        return RECORD_LIMIT  # a poor parameter makes it long
     return 1 + 3 * count + ceil_div(count + elements, 8) + 2
 
 
 def decode_positions(
-    codec: int, stage: int, stored: bytes, count: int, elements: int, offset: int
-) -> list[int]:
-    """The positions of a chunk. [F14]"""
+    codec: int, stage: int, stored: bytes, count: int, elements: int, dtype: str, offset: int
+) -> list[int] | Ranks:
+    """The positions of a chunk, or its ranks. [F14]"""
     if codec not in NAMES:
         raise corrupt("F2", f"position codec {codec} is reserved", offset)
     stream = decode_stage(stage, stored, longest(codec, count, elements), offset)
     cursor = Cursor(stream, offset, "F14")
+    if codec == RANKS:
+        return decode_ranks(cursor, count, elements, dtype)
     if codec == ALL:
         positions = list(range(elements))
     elif codec == RUNS:

@@ -22,8 +22,9 @@ from .primitives import (
     text_map,
     typed,
 )
+from .ranks import Ranks
 from .tensors import Tensor
-from .values import STEP, decode_values
+from .values import GROUPED, STEP, decode_values
 
 MAGIC = b"\x93DWIRE\x1a\n"
 END_MAGIC = b"DWE\n"
@@ -47,7 +48,11 @@ class Header:
 
 @dataclass
 class Chunk:
-    """One record. ``values`` are steps when ``value_codec`` is STEP, else new patterns."""
+    """One record. ``values`` are steps when ``value_codec`` is STEP or GROUPED, else new patterns.
+
+    ``positions`` is None where they are ranks in several classes: only the base turns those into
+    positions.
+    """
 
     tensor: int
     tile: int
@@ -57,7 +62,9 @@ class Chunk:
     value_stage: int
     base_digest: int | None
     result_digest: int | None
-    positions: list[int]
+    changes: int
+    positions: list[int] | None
+    ranks: Ranks | None
     values: list[int]
     offset: int
     length: int
@@ -192,15 +199,25 @@ def decode_chunk(cursor: Cursor, header: Header) -> Chunk:
         raise corrupt("F10", f"{c} changes in {elements} elements", at + 12)
     base = struct.unpack("<Q", body.take(8))[0] if flags & 1 else None
     result = struct.unpack("<Q", body.take(8))[0] if flags & 2 else None
-    if codecs_v & 15 == STEP and base is None:
+    if codecs_v & 15 in (STEP, GROUPED) and base is None:
         raise corrupt("F12", "steps without a base digest", at + 3)
     at_p = body.offset
-    positions = decode_positions(codecs_p & 15, codecs_p >> 4, body.take(p), c, elements, at_p)
+    positions: list[int] | Ranks | None = decode_positions(
+        codecs_p & 15, codecs_p >> 4, body.take(p), c, elements, entry.dtype, at_p
+    )
+    ranks, counts = None, [c]
+    if isinstance(positions, Ranks):
+        ranks, positions = positions, None
+        counts = [len(group) for group in ranks.groups]
+        if ranks.top is None:
+            positions = ranks.groups[0]
+        elif base is None:
+            raise corrupt("F12", "ranks in several classes without a base digest", at + 3)
     at_v = body.offset
-    values = decode_values(codecs_v & 15, codecs_v >> 4, body.take(v), c, entry.width, at_v)
+    values = decode_values(codecs_v & 15, codecs_v >> 4, body.take(v), counts, entry.width, at_v)
     return Chunk(
         tensor, tile, codecs_p & 15, codecs_p >> 4, codecs_v & 15, codecs_v >> 4,
-        base, result, positions, values, at, len(record),
+        base, result, c, positions, ranks, values, at, len(record),
     )  # fmt: skip
 
 
@@ -258,7 +275,7 @@ def check_index(delta: Delta, at: int) -> None:
         (chunk.tensor, chunk.tile, chunk.length) for chunk in delta.chunks
     ]:
         raise corrupt("F19", "the index names other chunks than the stream has", at)
-    if index.changed != sum(len(chunk.positions) for chunk in delta.chunks):
+    if index.changed != sum(chunk.changes for chunk in delta.chunks):
         raise corrupt("F19", "the index counts other changes than the stream has", at)
     states = (delta.header.base_state, index.base_state)
     if None not in states and states[0] != states[1]:

@@ -6,6 +6,7 @@ The file of a rule is otherwise correct, so a reader that misses the rule would 
 from __future__ import annotations
 
 from .bad_chunk import chunks, positions, primitives, values
+from .bad_ranks import geometric, grouped, ranks
 from .bad_stream import ends, header, index, payload_stages
 from .maker import Bad, Maker
 from .states import State
@@ -13,5 +14,8 @@ from .states import State
 
 def all_bad(states: dict[str, State]) -> list[Bad]:
     maker = Maker(states)
-    parts = [primitives, header, chunks, positions, values, payload_stages, index, ends]
+    parts = [
+        primitives, header, chunks, positions, values, geometric, ranks, grouped, payload_stages,
+        index, ends,
+    ]  # fmt: skip
     return [bad for part in parts for bad in part(maker)]

@@ -46,10 +46,10 @@ def primitives(m: Maker) -> Iterator[Bad]:
     yield Bad("f02-escape-low-bits", "F2", "low bits beside an escape",
               m.steps(_sizes(1, [0], b"\x01\x01\x00\x00\x00\x01", b"\x40\x00")))  # fmt: skip
     yield Bad("f02-flags", "F2", "an unknown chunk flag", _flag(m.parts(), 4))
-    for codec in (0, 6, 15):
+    for codec in (0, 7, 15):
         yield Bad(f"f02-position-codec-{codec}", "F2", "a reserved position codec",
                   m.chunk(position_byte=codec))  # fmt: skip
-    for codec in (3, 15):
+    for codec in (4, 15):
         yield Bad(f"f02-value-codec-{codec}", "F2", "a reserved value codec",
                   m.chunk(value_byte=codec))  # fmt: skip
     for stage in (2, 15):

@@ -10,10 +10,11 @@ from typing import Any
 import msgpack
 
 from deltawire_reference import WIDTHS, Coding, Options, Tensor, encode
-from deltawire_reference.positions import ALL, BITMAP, GAPS, RICE, RUNS
+from deltawire_reference.positions import ALL, BITMAP, GAPS, RANKS, RICE, RUNS
 from deltawire_reference.positions import NAMES as POSITIONS
+from deltawire_reference.ranks import EXPONENTS
+from deltawire_reference.values import GROUPED, PLANES, RAW, STEP
 from deltawire_reference.values import NAMES as VALUES
-from deltawire_reference.values import PLANES, RAW, STEP
 
 from .states import State
 
@@ -132,8 +133,66 @@ def _streams() -> Iterator[Good]:
     yield good("unknown-index-key", "unknown keys in the index", extra_index=unknown)
 
 
+PARAMETERS = (0, 1, 7, 8, 24, 31, 32, 191)
+
+
+def _ranks() -> Iterator[Good]:
+    def good(name: str, feature: str, pair: str, tile: tuple[int, int] | None = None,
+             **coding: Any) -> Good:  # fmt: skip
+        return Good(name, feature, pair, Options(
+            Coding(**{"positions": RANKS, **coding}), tiles={"w": tile} if tile else {}
+        ))  # fmt: skip
+
+    yield good("ranks-one-class", "ranks in one class, no base", "mixed")
+    for dtype in EXPONENTS:
+        for classes in (2, 9, 16):
+            name = f"{dtype.lower()}-{classes}"
+            yield good(f"ranks-{name}", f"ranks of {dtype} in {classes} classes, grouped steps",
+                       f"classes-{dtype.lower()}", values=GROUPED, classes=classes,
+                       **BOTH)  # fmt: skip
+    for values in (RAW, PLANES, STEP):
+        word = VALUES[values]
+        yield good(f"ranks-{word}", f"ranks in 9 classes, {word} in the order of the positions",
+                   "classes-bf16", values=values, classes=9, **BOTH)  # fmt: skip
+    yield good("ranks-lz4", "ranks and grouped steps as LZ4 stages", "classes-bf16",
+               values=GROUPED, classes=9, position_stage=1, value_stage=1, **BOTH)  # fmt: skip
+    yield good("ranks-lz4-q0", "ranks that a poor parameter makes long, as an LZ4 stage", "long",
+               q=0, position_stage=1)  # fmt: skip
+    yield good("grouped-lz4-q0", "steps that a poor parameter makes long, as an LZ4 stage",
+               "mixed", positions=GAPS, values=GROUPED, q_gaps=0, q_sizes=0, value_stage=1,
+               **BOTH)  # fmt: skip
+    yield good("ranks-base-digest-only", "ranks in 4 classes, base digest only", "classes-bf16",
+               values=RAW, classes=4)  # fmt: skip
+    yield good("ranks-empty-classes", "classes without elements and without changes",
+               "classes-empty", values=GROUPED, classes=16, **BOTH)  # fmt: skip
+    for top in (0, 1, 191, 192, 200, 255, 65535):
+        yield good(f"ranks-top-{top}", f"top {top}: outside of the tile's exponents or among them",
+                   "classes-bf16", values=GROUPED, classes=6, top=top, **BOTH)  # fmt: skip
+    for tile in ((3, 8), (2, 4), (7, 12), (1, 22)):
+        name = "ranks-tiles-{}x{}".format(*tile)
+        yield good(name, f"ranks in tiles of {tile}, cut at both borders", "classes-cut", tile,
+                   values=GROUPED, classes=4, **BOTH)  # fmt: skip
+    for q in PARAMETERS:
+        yield good(f"ranks-q{q}", f"ranks with parameter {q}", "classes-bf16", q=q, values=GROUPED,
+                   q_gaps=q, classes=3, **BOTH)  # fmt: skip
+        yield good(f"ranks-long-q{q}", f"gaps far beyond the symbols of parameter {q}", "long", q=q)
+        yield good(f"grouped-q{q}", f"grouped steps with parameter {q}", "mixed", positions=GAPS,
+                   values=GROUPED, q_gaps=q, q_sizes=q, **BOTH)  # fmt: skip
+    yield good("grouped-large", "grouped steps up to 2^22 + 1", "long", values=GROUPED, classes=3,
+               q_sizes=96, **BOTH)  # fmt: skip
+    yield good("grouped-no-exceptions", "grouped steps without exceptions", "sparse",
+               positions=RICE, values=GROUPED, **BOTH)  # fmt: skip
+    yield good("grouped-all", "grouped steps of every element", "full", positions=ALL,
+               values=GROUPED, **BOTH)  # fmt: skip
+    for width in (1, 2):
+        yield good(f"grouped-escapes-{width}", f"grouped steps over the range of {8 * width} bits",
+                   f"escapes-{width}", values=GROUPED, **BOTH)  # fmt: skip
+
+
 def all_good() -> list[Good]:
-    parts: list[Callable[[], Iterator[Good]]] = [_codecs, _dtypes, _tiles, _shapes, _streams]
+    parts: list[Callable[[], Iterator[Good]]] = [
+        _codecs, _dtypes, _tiles, _shapes, _streams, _ranks,
+    ]  # fmt: skip
     return [good for part in parts for good in part()]
 
 

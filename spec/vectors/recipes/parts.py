@@ -89,7 +89,7 @@ def parts_of(base: State, new: State, options: Options | None = None) -> Parts:
             {
                 "tensor": chunk.tensor,
                 "tile": chunk.tile,
-                "changes": len(chunk.positions),
+                "changes": chunk.changes,
                 "positions": record[start : start + p],
                 "values": record[start + p : -4],
                 "position_byte": record[1],

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from deltawire_reference import WIDTHS, Value
+from deltawire_reference.ranks import EXPONENTS
 
 State = dict[str, Value]
 
@@ -29,6 +30,20 @@ def weights(seed: str, dtype: str, shape: Sequence[int]) -> Value:
         for i in range(width - 1, len(data), width):
             data[i] = data[i] & 0x81 | 0x3C
     return Value(dtype, tuple(shape), bytes(data))
+
+
+def spread(seed: str, dtype: str, shape: Sequence[int], span: int = 20, stride: int = 1) -> Value:
+    """Floats with exponents ``stride`` times 0 to ``span`` - 1 below a top, other bits random."""
+    width, (first, count) = WIDTHS[dtype], EXPONENTS[dtype]
+    top = (1 << count) * 3 // 4
+    bits = stream(seed, prod(shape) * (width + 1))
+    data = b""
+    for at in range(0, len(bits), width + 1):
+        pattern = int.from_bytes(bits[at : at + width], "little")
+        exponent = max(top - stride * (bits[at + width] % span), 0)
+        pattern &= ~(((1 << count) - 1) << first)
+        data += (pattern | exponent << first).to_bytes(width, "little")
+    return Value(dtype, tuple(shape), data)
 
 
 def stepped(value: Value, positions: Mapping[int, int] | Sequence[int], width: int) -> Value:
@@ -150,6 +165,22 @@ def all_states() -> dict[str, State]:
     v = weights("text", "F16", (3, 4))
     names = {"слой.вес": v, "重み": v, "a" * 200: v}
     pair("names", names, {k: stepped(x, [i], 2) for i, (k, x) in enumerate(names.items())})
+    moves = (1, -1, 1, 2, -1, 1, -5, 1, 1, 300)
+    for dtype in EXPONENTS:
+        name = f"classes-{dtype.lower()}"
+        v = spread(name, dtype, (8, 30))
+        some = chosen(f"{name} positions", 240, 250)
+        # One byte's steps stay below half of its range.
+        far = {x: moves[i % 10] % (100 if WIDTHS[dtype] == 1 else 1000) if moves[i % 10] > 0
+               else moves[i % 10] for i, x in enumerate(some)}  # fmt: skip
+        pair(name, {"w": v}, {"w": stepped(v, far, WIDTHS[dtype])})
+    v = spread("gaps", "BF16", (8, 30), 5, 3)
+    pair("classes-empty", {"w": v}, {"w": stepped(v, chosen("gaps positions", 240, 200), 2)})
+    v = spread("long", "F32", (4, 2000), 3)
+    far = {x: (1, -1, 1000, -2)[i % 4] for i, x in enumerate(range(5, 8000, 397))}
+    pair("long", {"w": v}, {"w": stepped(v, {**far, 7999: 1 << 22, 6: -(1 << 22) - 1}, 4)})
+    v = spread("cut", "BF16", (7, 22), 4)
+    pair("classes-cut", {"w": v}, {"w": stepped(v, chosen("cut positions", 154, 300), 2)})
     # A target that a delta of "mixed" does not fit.
     states["mixed.other"] = {"w": stepped(w, [11], 2)}
     states["mixed.renamed"] = {"v": w}

@@ -1,5 +1,6 @@
 //! Position codecs: which elements of a tile change.
 
+use super::ranks::{self, Partition};
 use super::rice::{self, Escapes};
 use crate::bits::{put_varint, take_varint, varint_len, word_at, zero_from};
 use crate::error::{Error, Result};
@@ -18,11 +19,20 @@ pub enum PositionCodec {
     Gaps = 4,
     /// A Rice stream of the gaps.
     Rice = 5,
+    /// Ranks within exponent classes of the base, as geometric streams.
+    Ranks = 6,
 }
 
 impl PositionCodec {
     /// Every codec.
-    pub const ALL: [Self; 5] = [Self::All, Self::Runs, Self::Bitmap, Self::Gaps, Self::Rice];
+    pub const ALL: [Self; 6] = [
+        Self::All,
+        Self::Runs,
+        Self::Bitmap,
+        Self::Gaps,
+        Self::Rice,
+        Self::Ranks,
+    ];
 
     /// By id.
     pub fn from_id(id: u8) -> Result<Self> {
@@ -40,6 +50,7 @@ impl PositionCodec {
             Self::Bitmap => "bitmap",
             Self::Gaps => "gaps",
             Self::Rice => "rice",
+            Self::Ranks => "ranks",
         }
     }
 
@@ -54,6 +65,8 @@ impl PositionCodec {
             Self::Gaps => 4 * count,
             // 24 low bits, and one unary bit per element and number.
             Self::Rice => 3 + 3 * count + (elements + count).div_ceil(8),
+            // Counts and parameters; 20 low bits, and at most a symbol of 12 bits an element and number.
+            Self::Ranks => 64 + 3 * count + (12 * (elements + count)).div_ceil(8),
         }
     }
 }
@@ -144,6 +157,7 @@ pub fn encode(plan: &Plan, positions: &[u32], elements: u32, out: &mut Vec<u8>) 
         }
         PositionCodec::Gaps => gaps(positions).for_each(|gap| put_varint(gap, out)),
         PositionCodec::Rice => rice::encode(gaps(positions), plan.k, Escapes::Never, out),
+        PositionCodec::Ranks => ranks::encode(&Partition::flat(positions), out),
     }
 }
 
@@ -224,6 +238,14 @@ pub fn decode(
             if decode_gaps(stream, count, elements, |p| out.push(p))? != stream.len() {
                 return Err(wrong("do not end with the stream"));
             }
+        }
+        PositionCodec::Ranks => {
+            let mut partition = Partition::default();
+            ranks::decode(stream, count as u32, elements, &mut partition)?;
+            if partition.needs_base() {
+                return Err(wrong("need the base"));
+            }
+            *out = partition.ranks;
         }
     }
     if out.len() != count {

@@ -1,8 +1,9 @@
 //! Value codecs: what the changed elements become.
 
-use deltawire_kernels::ordered::{advance, ordered, Order};
+use deltawire_kernels::ordered::{advance, step, Order};
 use deltawire_kernels::Word;
 
+use super::grouped;
 use super::positions::{decode_gaps, gaps};
 use super::rice::{self, Escapes};
 use super::stage::{compress, decompress};
@@ -19,11 +20,13 @@ pub enum ValueCodec {
     Planes = 1,
     /// Steps from the old elements in ordered-integer space.
     Step = 2,
+    /// The same, in the order of the positions' classes, each with statistics of its own.
+    Grouped = 3,
 }
 
 impl ValueCodec {
     /// Every codec.
-    pub const ALL: [Self; 3] = [Self::Raw, Self::Planes, Self::Step];
+    pub const ALL: [Self; 4] = [Self::Raw, Self::Planes, Self::Step, Self::Grouped];
 
     /// By id.
     pub fn from_id(id: u8) -> Result<Self> {
@@ -39,7 +42,13 @@ impl ValueCodec {
             Self::Raw => "raw",
             Self::Planes => "planes",
             Self::Step => "step",
+            Self::Grouped => "grouped",
         }
+    }
+
+    /// Whether values are relative to the old elements.
+    pub const fn is_step(self) -> bool {
+        matches!(self, Self::Step | Self::Grouped)
     }
 
     /// Most bytes a stream of `count` values of `width` bytes can have.
@@ -50,6 +59,8 @@ impl ValueCodec {
             Self::Planes => width * (4 + count),
             // Signs; exceptions as a Rice stream of gaps; k up to 63, 25 unary bits, escapes.
             Self::Step => 64 + count.div_ceil(8) + 4 * count + count * (8 + 4 + width),
+            // A poor parameter can make one size take megabytes: only the chunk itself bounds it.
+            Self::Grouped => 64 << 20,
         }
     }
 }
@@ -75,6 +86,11 @@ impl<W: Word> Values<W> {
         } else {
             self.words[i]
         }
+    }
+
+    /// Puts value `order[i]` in place `i`.
+    pub(crate) fn permute(&mut self, order: &[u32]) {
+        self.words = order.iter().map(|&at| self.words[at as usize]).collect();
     }
 
     /// Number of values.
@@ -111,14 +127,18 @@ pub fn encode_planes<W: Word>(new: &[W], out: &mut Vec<u8>) {
     }
 }
 
+/// Steps from old to new elements, sign-extended.
+pub fn steps<W: Word>(old: &[W], new: &[W], order: Order) -> Vec<i64> {
+    old.iter()
+        .zip(new)
+        .map(|(&a, &b)| step(a, b, order).to_i64())
+        .collect()
+}
+
 /// Appends steps; no pair may be equal.
 pub fn encode_steps<W: Word>(old: &[W], new: &[W], order: Order, out: &mut Vec<u8>) {
     debug_assert!(old.iter().zip(new).all(|(a, b)| a != b));
-    let step = |i: usize| {
-        ordered(new[i], order)
-            .wrapping_sub(ordered(old[i], order))
-            .to_i64()
-    };
+    let step = |i: usize| step(old[i], new[i], order).to_i64();
     let signs = out.len();
     out.resize(signs + new.len().div_ceil(8), 0);
     let mut at = Vec::new();
@@ -146,15 +166,16 @@ pub fn encode_steps<W: Word>(old: &[W], new: &[W], order: Order, out: &mut Vec<u
     rice::encode(excess.iter().copied(), k, escapes, out);
 }
 
-/// Replaces `out` by the `count` values of `stream`.
+/// Replaces `out` by the `count` values of `stream`; `groups` are the counts of the positions' classes.
 pub fn decode<W: Word>(
     codec: ValueCodec,
     stream: &[u8],
     count: u32,
+    groups: &[u32],
     out: &mut Values<W>,
 ) -> Result<()> {
     out.words.clear();
-    out.steps = codec == ValueCodec::Step;
+    out.steps = codec.is_step();
     let count = count as usize;
     match codec {
         ValueCodec::Raw => {
@@ -170,6 +191,7 @@ pub fn decode<W: Word>(
         }
         ValueCodec::Planes => decode_planes(stream, count, &mut out.words),
         ValueCodec::Step => decode_steps(stream, count, &mut out.words),
+        ValueCodec::Grouped => grouped::decode(stream, groups, &mut out.words),
     }
 }
 
@@ -292,19 +314,25 @@ mod tests {
                     ValueCodec::Raw => encode_raw(&new, &mut stream),
                     ValueCodec::Planes => encode_planes(&new, &mut stream),
                     ValueCodec::Step => encode_steps(&old, &new, order, &mut stream),
+                    ValueCodec::Grouped => {
+                        let steps = steps(&old, &new, order);
+                        if !grouped::encode(&steps, &[count], &mut stream) {
+                            continue;
+                        }
+                    }
                 }
                 assert!(stream.len() as u64 <= codec.max_len(count, W::WIDTH));
                 let mut values = Values::default();
-                decode(codec, &stream, count, &mut values).unwrap();
+                decode(codec, &stream, count, &[count], &mut values).unwrap();
                 let got: Vec<W> = (0..new.len())
                     .map(|i| values.resolve(i, old[i], order))
                     .collect();
                 assert_eq!(got, new, "{codec:?} {order:?}");
                 for end in 0..stream.len() {
-                    assert!(decode(codec, &stream[..end], count, &mut values).is_err());
+                    assert!(decode(codec, &stream[..end], count, &[count], &mut values).is_err());
                 }
                 stream.push(0);
-                assert!(decode(codec, &stream, count, &mut values).is_err());
+                assert!(decode(codec, &stream, count, &[count], &mut values).is_err());
             }
         }
     }
@@ -330,11 +358,11 @@ mod tests {
         ) {
             for codec in ValueCodec::ALL {
                 let mut a = Values::<u8>::default();
-                if decode(codec, &stream, count, &mut a).is_ok() {
+                if decode(codec, &stream, count, &[count], &mut a).is_ok() {
                     prop_assert_eq!(a.len(), count as usize);
                 }
                 let mut a = Values::<u64>::default();
-                if decode(codec, &stream, count, &mut a).is_ok() {
+                if decode(codec, &stream, count, &[count], &mut a).is_ok() {
                     prop_assert_eq!(a.len(), count as usize);
                 }
             }
