@@ -324,6 +324,8 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, steps: Steps) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Under nohup the signal is ignored, in children too, and the command leaves it so.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     try:
         assert process.stdin is not None

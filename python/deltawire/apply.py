@@ -88,16 +88,14 @@ class Staged:
         """Write the changed elements. Costs O(changes); the only time the target is in between.
 
         Raises:
-            TargetTorn: the delta's file changed or could no longer be read after writing had
-                begun. Applying the delta again completes it.
+            TargetTorn: a delta too large to be kept by ``stage`` changed, or could no longer be
+                read, after writing had begun. Applying the delta again completes it.
             TargetError: the target became read-only; nothing is written.
         """
         begun = time.perf_counter()
         try:
             with placed(self._path):
-                changed = self._delta.commit(
-                    self._plan, self._data, self._threads
-                )
+                changed = self._delta.commit(self._plan, self._data, self._threads)
         except BufferError as error:
             raise TargetError(f"{error}; nothing was written") from error
         return ApplyStats(
@@ -125,8 +123,9 @@ def stage(
 
     Every byte of the delta is checked. Tiles of relative chunks must hold the base, or the result
     already. With ``verify`` every tile of the delta's tensors is digested, and the state after the
-    commit is proven to be the one that the delta names. Tied tensors (several names for the same memory)
-    are written once, after it is checked that the delta changes them alike.
+    commit is proven to be the one that the delta names. Tied tensors (several names for the same
+    memory) are written once, after it is checked that the delta changes them alike. What will be
+    written is kept in about two bytes a change, 96 MiB at most.
 
     Args:
         source: path, bytes-like object, or binary file object. A path is read again by ``commit``.

@@ -327,8 +327,8 @@ class Chunk:
         """Changed elements as int64 positions, flat in the tensor, ascending in the tile.
 
         Args:
-            base: the tensor before the chunk (torch, numpy or ``TensorView``). Needed where the codec
-                is "ranks", whose positions count within exponent classes of the base.
+            base: the tensor before the chunk (torch, numpy or ``TensorView``). Needed where the
+                codec is "ranks", whose positions count within exponent classes of the base.
 
         Raises:
             WrongBase: the base is needed and not given, or is another.

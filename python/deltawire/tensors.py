@@ -311,8 +311,8 @@ def _apart(a: Bytes, b: Bytes) -> bool:
     for matrix in (a, b):
         if matrix.shape[0] > 1 and matrix.strides[0] != stride:
             return False
-    distance = (_span(b)[0] - _span(a)[0]) % stride if stride else 0
-    return a.shape[1] <= distance and distance + b.shape[1] <= stride
+    distance: int = (_span(b)[0] - _span(a)[0]) % stride if stride else 0
+    return bool(a.shape[1] <= distance and distance + b.shape[1] <= stride)
 
 
 def shared_memory(views: Mapping[str, TensorView]) -> list[int | None]:

@@ -1,7 +1,9 @@
 //! Position and value streams on their own.
 
 use arbitrary::{Result, Unstructured};
-use deltawire_format::codec::{positions, values, PositionCodec, ValueCodec, Values};
+use deltawire_format::codec::{
+    grouped, positions, ranks, values, Partition, PositionCodec, ValueCodec, Values,
+};
 use deltawire_kernels::Word;
 
 use crate::with_width;
@@ -33,17 +35,24 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             assert_eq!(back, out);
         }
     }
+    let mut partition = Partition::default();
+    if ranks::decode(stream, count, elements, &mut partition).is_ok() {
+        let (mut again, mut back) = (Vec::new(), Partition::default());
+        ranks::encode(&partition, &mut again);
+        ranks::decode(&again, count, elements, &mut back).expect("what was encoded decodes");
+        assert_eq!(back, partition);
+    }
     with_width!(width, W => check_values::<W>(value_codec, value_stream, count));
     Ok(())
 }
 
 fn check_values<W: Word>(codec: ValueCodec, stream: &[u8], count: u32) {
     let mut out = Values::<W>::default();
-    if values::decode(codec, stream, count, &mut out).is_err() {
+    if values::decode(codec, stream, count, &[count], &mut out).is_err() {
         return;
     }
     assert_eq!(out.len(), count as usize);
-    assert_eq!(out.are_steps(), codec == ValueCodec::Step);
+    assert_eq!(out.are_steps(), codec.is_step());
     assert!(stream.len() as u64 <= codec.max_len(count, W::WIDTH));
     let order = deltawire_format::dtype::order_of("F32");
     let old: Vec<W> = (0..u64::from(count))
@@ -62,8 +71,15 @@ fn check_values<W: Word>(codec: ValueCodec, stream: &[u8], count: u32) {
             assert!(old.iter().zip(&new).all(|(a, b)| a != b), "a step of zero");
             values::encode_steps(&old, &new, order, &mut again);
         }
+        ValueCodec::Grouped => {
+            let steps = values::steps(&old, &new, order);
+            assert!(
+                grouped::encode(&steps, &[count], &mut again),
+                "steps that were read"
+            );
+        }
     }
     let mut back = Values::<W>::default();
-    values::decode(codec, &again, count, &mut back).expect("what was encoded decodes");
+    values::decode(codec, &again, count, &[count], &mut back).expect("what was encoded decodes");
     assert!((0..old.len()).all(|i| back.resolve(i, old[i], order) == new[i]));
 }

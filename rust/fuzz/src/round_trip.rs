@@ -107,12 +107,16 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         let i = chunk.header.tensor as usize;
         let row = cases[i].entry.cols as usize * usize::from(cases[i].entry.width);
         let rows = cases[i].entry.rows as usize;
-        let mut target = Target::new(&mut streamed[i], rows, row).expect("sizes agree");
-        assert!(apply::apply_chunk(chunk, tensors, &mut target).expect("the base is right"));
+        let target = Target::new(&mut streamed[i], rows, row).expect("sizes agree");
+        assert!(apply::apply_chunk(chunk, tensors, target).expect("the base is right"));
     }
     let mut planned: Vec<Vec<u8>> = cases.iter().map(|c| c.base.clone()).collect();
     let matrices: Vec<_> = cases.iter().map(|c| c.matrix(&c.base)).collect();
-    let plan = apply::plan(&delta, &matrices, true, pool(), |_| Ok(())).expect("the base is right");
+    let alone = vec![None; cases.len()];
+    let plan = apply::plan(&delta, &matrices, &alone, true, apply::KEEP, pool(), |_| {
+        Ok(())
+    })
+    .expect("the base is right");
     assert_eq!(plan.proof.map(|p| p.result_state), summary.result_state);
     let targets: Vec<_> = cases
         .iter()
@@ -122,8 +126,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             Target::new(bytes, c.entry.rows as usize, row).expect("sizes agree")
         })
         .collect();
-    apply::commit(&delta, &plan, &targets, pool()).expect("nothing changed underneath");
-    drop(targets);
+    apply::commit(&delta, &plan, targets, pool()).expect("nothing changed underneath");
     for ((case, a), b) in cases.iter().zip(&streamed).zip(&planned) {
         assert_eq!(&case.new, a);
         assert_eq!(&case.new, b);

@@ -62,8 +62,16 @@ pub(crate) fn decode(chunk: &Chunk, tensors: &[Tensor]) -> Option<Vec<u32>> {
         assert_eq!(first.is_ok(), chunk.decode(tensors, &mut used).is_ok());
         first.ok()?;
         assert_eq!(fresh.positions, used.positions);
-        assert_eq!(fresh.positions.len(), chunk.header.changes as usize);
-        assert_eq!(fresh.values.len(), fresh.positions.len());
+        assert_eq!(fresh.values.len(), chunk.header.changes as usize);
+        if fresh.partition.needs_base() {
+            // Positions are known once the ranks are located in a base.
+            assert!(fresh.positions.is_empty());
+            assert_eq!(fresh.partition, used.partition);
+            assert_eq!(fresh.partition.ranks.len(), fresh.values.len());
+            assert!(fresh.partition.ranks.iter().all(|&rank| rank < elements));
+            return None;
+        }
+        assert_eq!(fresh.positions.len(), fresh.values.len());
         assert!(fresh.positions.windows(2).all(|p| p[0] < p[1]));
         assert!(fresh.positions.last().is_none_or(|&p| p < elements));
         Some(fresh.positions)

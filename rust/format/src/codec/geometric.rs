@@ -129,11 +129,11 @@ impl Encoder {
         let mut bytes = Vec::with_capacity(self.symbols.len());
         for &(start, slots) in self.symbols.iter().rev() {
             let (start, slots) = (u32::from(start), u32::from(slots));
-            while state >= (LOW >> SLOT_BITS << 8) * slots {
+            while state >= ((LOW >> SLOT_BITS) << 8) * slots {
                 bytes.push(state as u8);
                 state >>= 8;
             }
-            state = (state / slots << SLOT_BITS) + state % slots + start;
+            state = ((state / slots) << SLOT_BITS) + state % slots + start;
         }
         out.extend_from_slice(&state.to_le_bytes());
         out.extend(bytes.iter().rev());
