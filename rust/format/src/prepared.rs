@@ -4,14 +4,21 @@
 //! checked; what is kept for the commit are positions and steps in about two bytes a change, so
 //! that the commit costs O(changes) whatever the codec.
 
-use deltawire_kernels::ordered::{step, Order};
+use deltawire_kernels::ordered::{advance, step, Order};
 use deltawire_kernels::{TileMut, Word};
 
-use crate::bits::put_varint;
-
-/// Changes of one tile as pairs of varints: gap, and zigzag step.
+/// Changes of one tile: a byte for the gap and a byte for the step of each.
+///
+/// A gap of 255 and more is the byte 255 and four bytes, a step beyond 127 either way the byte 128 and
+/// eight bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Prepared(Vec<u8>);
+pub(crate) struct Prepared {
+    bytes: Vec<u8>,
+    changes: usize,
+}
+
+const WIDE_GAP: u8 = u8::MAX;
+const WIDE_STEP: i8 = i8::MIN;
 
 impl Prepared {
     /// Keeps changes from `old` to `new` at ascending positions.
@@ -19,52 +26,69 @@ impl Prepared {
         let mut bytes = Vec::with_capacity(positions.len() * 5 / 2);
         let mut next = 0;
         for ((&position, &old), &new) in positions.iter().zip(old).zip(new) {
-            put_varint(u64::from(position - next), &mut bytes);
+            let gap = position - next;
             next = position + 1;
-            let d = step(old, new, order).to_i64();
-            put_varint((d << 1 ^ d >> 63) as u64, &mut bytes);
+            match u8::try_from(gap) {
+                Ok(gap) if gap != WIDE_GAP => bytes.push(gap),
+                _ => {
+                    bytes.push(WIDE_GAP);
+                    bytes.extend_from_slice(&gap.to_le_bytes());
+                }
+            }
+            let step = step(old, new, order).to_i64();
+            match i8::try_from(step) {
+                Ok(step) if step != WIDE_STEP => bytes.push(step as u8),
+                _ => {
+                    bytes.push(WIDE_STEP as u8);
+                    bytes.extend_from_slice(&step.to_le_bytes());
+                }
+            }
         }
         bytes.shrink_to_fit();
-        Self(bytes)
+        Self {
+            bytes,
+            changes: positions.len(),
+        }
     }
 
     /// Bytes held.
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
     }
 
     /// Writes the changes into their tile.
     pub(crate) fn write<W: Word>(&self, tile: &mut TileMut<'_>, order: Order) {
-        let mut rest = &self.0[..];
-        let mut positions = Vec::with_capacity(rest.len() / 2);
-        let mut steps: Vec<W> = Vec::with_capacity(rest.len() / 2);
+        let mut positions = Vec::with_capacity(self.changes);
+        let mut steps: Vec<W> = Vec::with_capacity(self.changes);
+        let mut rest = &self.bytes[..];
         let mut next = 0u32;
-        while !rest.is_empty() {
-            let position = next + take(&mut rest) as u32;
-            next = position + 1;
-            positions.push(position);
-            let z = take(&mut rest);
-            steps.push(W::from_u64(z >> 1 ^ (z & 1).wrapping_neg()));
+        for _ in 0..self.changes {
+            let gap = match take::<1>(&mut rest)[0] {
+                WIDE_GAP => u32::from_le_bytes(take(&mut rest)),
+                gap => u32::from(gap),
+            };
+            positions.push(next + gap);
+            next += gap + 1;
+            let step = match take::<1>(&mut rest)[0] as i8 {
+                WIDE_STEP => i64::from_le_bytes(take(&mut rest)),
+                step => i64::from(step),
+            };
+            steps.push(W::from_u64(step as u64));
         }
-        tile.update::<W>(&positions, |i, old| {
-            deltawire_kernels::ordered::advance(old, steps[i], order)
-        });
+        tile.update::<W>(&positions, |i, old| advance(old, steps[i], order));
     }
 }
 
-/// A varint that this file has written.
+/// The next bytes, which this file has written.
 #[inline(always)]
-fn take(rest: &mut &[u8]) -> u64 {
-    let mut value = 0;
-    for (i, &byte) in rest.iter().enumerate() {
-        value |= u64::from(byte & 0x7f) << (7 * i);
-        if byte < 0x80 {
-            *rest = &rest[i + 1..];
-            return value;
+fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+    match rest.split_first_chunk::<N>() {
+        Some((bytes, others)) => {
+            *rest = others;
+            *bytes
         }
+        None => [0; N],
     }
-    *rest = &[];
-    value
 }
 
 #[cfg(test)]
@@ -76,12 +100,16 @@ mod tests {
     proptest! {
         #[test]
         fn writes_what_it_was_given(
-            changes in prop::collection::btree_map(0u32..500, any::<(u64, u64)>(), 0..60),
+            changes in prop::collection::btree_map(
+                0u32..500,
+                (any::<u64>(), prop_oneof![-3i64..4, -130i64..131, any::<i64>()]),
+                0..60,
+            ),
         ) {
             for order in [Order::Float, Order::Integer] {
                 let positions: Vec<u32> = changes.keys().copied().collect();
                 let old: Vec<u64> = changes.values().map(|v| v.0).collect();
-                let new: Vec<u64> = changes.values().map(|v| v.1).collect();
+                let new: Vec<u64> = changes.values().map(|v| v.0.wrapping_add(v.1 as u64)).collect();
                 let prepared = Prepared::new(&positions, &old, &new, order);
                 let mut memory = vec![7u8; 500 * 8];
                 let mut expected = memory.clone();

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use deltawire_kernels::{digest, scan, Digest, Matrix, Word};
+use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
 use rayon::prelude::*;
 
 use crate::classify::classify;
@@ -20,6 +20,9 @@ const TILES_PER_THREAD: usize = 16;
 /// Dense bytes of the tiles that are encoded before their records are written: records are never much
 /// larger, so this bounds memory whatever the number of threads.
 const WINDOW_BYTES: u64 = 32 << 20;
+
+/// Bytes of one side that are compared before they are digested.
+const CACHED_BYTES: usize = 128 << 10;
 
 /// Both states of one tensor.
 #[derive(Clone, Copy, Debug)]
@@ -366,8 +369,20 @@ fn compare_tile<T: Word>(
     };
     let block = place.block(entry.width);
     let mut positions = Vec::new();
-    scan::differing::<T>(&pair.base, &pair.new, &block, &mut positions);
-    out.base = digest::block(entry.key(), &pair.base, &block);
+    // A few rows at a time, so that the digest finds in the cache what the comparison has read.
+    let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
+    for first in (0..block.rows).step_by(step) {
+        let part = Block {
+            row: block.row + first,
+            rows: step.min(block.rows - first),
+            ..block
+        };
+        let known = positions.len();
+        scan::differing::<T>(&pair.base, &pair.new, &part, &mut positions);
+        let offset = (first * block.bytes / T::WIDTH) as u32;
+        positions[known..].iter_mut().for_each(|p| *p += offset);
+        out.base = out.base.plus(digest::block(entry.key(), &pair.base, &part));
+    }
     out.result = out.base;
     if positions.is_empty() {
         return out;

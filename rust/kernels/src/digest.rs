@@ -1,6 +1,6 @@
 //! The additive state digest of `spec/digest-v1.md`.
 
-use crate::matrix::{Block, Matrix};
+use crate::matrix::{prefetch, Block, Matrix};
 use crate::Word;
 
 const G0: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -108,7 +108,8 @@ fn sum_run<W: Word>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
     let rest = groups.remainder();
     let rest_at = j0.wrapping_add((bytes.len() / (LANES * W::WIDTH) * LANES) as u64);
     for group in groups {
-        prefetch(group);
+        // About 2 KiB ahead.
+        prefetch(group.as_ptr().wrapping_add(2048));
         for lane in 0..LANES {
             let word = W::read(&group[lane * W::WIDTH..]).to_u64();
             let (y0, y1) = mix_steps(key, step0[lane], step1[lane], word);
@@ -130,19 +131,6 @@ fn sum_run<W: Word>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
         ));
     }
     sum
-}
-
-/// Asks for memory that the loop needs about 2 KiB from now; wrong guesses are harmless.
-#[inline(always)]
-fn prefetch(at: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch has no effect that a program can see, for any address.
-    unsafe {
-        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-        _mm_prefetch::<_MM_HINT_T0>(at.as_ptr().wrapping_add(2048).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 /// The same loop, compiled for what the processor offers.
