@@ -66,7 +66,8 @@ def test_base_relative_files_are_smaller(recording: Recording) -> None:
     assert sizes["compact"] < 0.67 * sizes["overwrite"]
 
 
-def test_publish_and_pull(recording: Recording, tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", ["compact", "fast", "overwrite"])
+def test_publish_and_pull(recording: Recording, tmp_path: Path, profile: str) -> None:
     """A publisher, a follower in memory, one directory pulled at each version, one at the end."""
     board = dw.Board(tmp_path / "board", create=True)
     versions = recording.versions()
@@ -77,7 +78,7 @@ def test_publish_and_pull(recording: Recording, tmp_path: Path) -> None:
         follower = board.follower(served, version=0)
         board.pull(tmp_path / "each")
         for number, new in enumerate(versions, start=1):
-            publisher.publish(number, base=current, new=new)
+            publisher.publish(number, base=current, new=new, profile=profile)
             follower.advance()
             assert follower.version == number
             assert_same(served, new)

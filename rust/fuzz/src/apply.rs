@@ -39,7 +39,11 @@ pub fn apply(data: &[u8]) {
         .map(|(i, m)| Matrix::new(m, tensors[i].rows as usize, row_bytes(i)).expect("sizes agree"))
         .collect();
     // Half of the inputs commit from kept changes, the others read their chunks again.
-    let keep = if data.len().is_multiple_of(2) { KEEP } else { 0 };
+    let keep = if data.len().is_multiple_of(2) {
+        KEEP
+    } else {
+        0
+    };
     let alone = vec![None; tensors.len()];
     let Ok(planned) = plan(&delta, &matrices, &alone, true, keep, pool(), |_| Ok(())) else {
         return;
