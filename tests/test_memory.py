@@ -25,26 +25,40 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RssAnon is a Li
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two versions of one 512 MiB tensor; one element in a hundred differs."""
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One 512 MiB tensor; again with one element in a hundred changed, and with all changed."""
     folder = tmp_path_factory.mktemp("checkpoints")
     rng = np.random.default_rng(1)
     # A repeated block: the codecs do not look across tiles, and it is quick to make.
     block = rng.standard_normal((1 << 10, COLS), np.float32).view(np.uint32) >> 16
     bits = np.tile(block.astype(np.uint16), (ROWS >> 10, 1))
-    paths = folder / "base.safetensors", folder / "new.safetensors"
-    write_safetensors(paths[0], {"w": TensorView.from_bytes("BF16", (ROWS, COLS), bits)})
+    paths = {name: folder / f"{name}.safetensors" for name in ("base", "few", "all")}
+    view = TensorView.from_bytes("BF16", (ROWS, COLS), bits)
+    write_safetensors(paths["base"], {"w": view})
     flat = bits.reshape(-1)
-    flat[np.cumsum(rng.integers(1, 190, flat.size // 100))] += 1
-    write_safetensors(paths[1], {"w": TensorView.from_bytes("BF16", (ROWS, COLS), bits)})
+    places = np.cumsum(rng.integers(1, 190, flat.size // 100))
+    flat[places] += 1
+    write_safetensors(paths["few"], {"w": view})
+    flat[places] -= 1
+    flat += 257
+    write_safetensors(paths["all"], {"w": view})
     return paths
 
 
 @pytest.mark.parametrize("profile", ["compact", "fast", "overwrite"])
-def test_bounded(checkpoints: tuple[Path, Path], tmp_path: Path, profile: str) -> None:
-    """Encoding and applying stay within the limit with two threads."""
-    base, new = checkpoints
-    command = [sys.executable, ROOT / "benches" / "memory.py", base, new, tmp_path, profile, "2"]
+@pytest.mark.parametrize("new", ["few", "all"])
+def test_bounded(checkpoints: dict[str, Path], tmp_path: Path, new: str, profile: str) -> None:
+    """Encoding and applying stay within the limit with two threads, also if all elements change."""
+    base, new_path = checkpoints["base"], checkpoints[new]
+    command = [
+        sys.executable,
+        ROOT / "benches" / "memory.py",
+        base,
+        new_path,
+        tmp_path,
+        profile,
+        "2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peaks = json.loads(done.stdout)

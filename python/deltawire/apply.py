@@ -125,7 +125,7 @@ def stage(
     already. With ``verify`` every tile of the delta's tensors is digested, and the state after the
     commit is proven to be the one that the delta names. Tied tensors (several names for the same
     memory) are written once, after it is checked that the delta changes them alike. What will be
-    written is kept in about two bytes a change, 96 MiB at most.
+    written is kept in about two bytes a change, 64 MiB at most.
 
     Args:
         source: path, bytes-like object, or binary file object. A path is read again by ``commit``.

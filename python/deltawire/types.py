@@ -232,8 +232,9 @@ class Tiling:
     """How a writer cuts tensors into tiles, the unit of coding, checking and fetching.
 
     Attributes:
-        max_elements: most elements of a tile. Larger tiles cost fewer bytes in headers, smaller
-            ones let a reader fetch less.
+        max_elements: most elements of a tile of two bytes an element or less; wider elements have
+            as many bytes. Larger tiles cost fewer bytes in headers, smaller ones let a reader fetch
+            less.
         ways: tensor-parallel splits up to this many ways fall on tile borders where shapes allow.
         min_elements: parts smaller than this are not cut off.
     """

@@ -1,12 +1,13 @@
 //! What a delta would do to a target, proven before anything is written; and doing it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use deltawire_kernels::{digest, scan, Digest, Matrix, Target, TileMut, Tiles, Word};
 use rayon::prelude::*;
 
 use crate::chunk::{Chunk, Scratch};
 use crate::error::{Error, Kind, Result};
+use crate::permits::Permits;
 use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
 use crate::table::Tensor;
@@ -204,7 +205,6 @@ struct Write {
 #[derive(Clone, Debug)]
 pub struct Plan {
     writes: Vec<Write>,
-    prepared_bytes: usize,
     /// Chunks whose tile has the result already.
     pub skipped: u64,
     /// Elements that will be written.
@@ -309,7 +309,6 @@ pub fn plan<R: ReadAt>(
     let window = TILES_PER_THREAD * pool.current_num_threads();
     let mut plan = Plan {
         writes: Vec::new(),
-        prepared_bytes: 0,
         skipped: 0,
         changed: 0,
         proof: None,
@@ -319,16 +318,18 @@ pub fn plan<R: ReadAt>(
     // What is changed through this name, and what the writes do to it through the first one.
     let mut own: Vec<Digest> = vec![Digest::default(); tensors.len()];
     let mut shared = own.clone();
-    let followers = followers(aliases);
+    let checker = Checker {
+        delta,
+        target,
+        followers: followers(aliases),
+        permits: Permits::new(),
+        keep: AtomicUsize::new(keep),
+    };
     let mut counted = 0u64;
     while tasks.peek().is_some() {
         let batch: Vec<Task> = tasks.by_ref().take(window).collect();
-        let checks: Vec<Result<Checked>> = pool.install(|| {
-            batch
-                .par_iter()
-                .map(|task| check_task(delta, target, &followers, *task))
-                .collect()
-        });
+        let checks: Vec<Result<Checked>> =
+            pool.install(|| batch.par_iter().map(|task| checker.check(*task)).collect());
         let mut dense = 0;
         for (&(t, tile, chunk), check) in batch.iter().zip(checks) {
             let (check, record) = check?;
@@ -340,7 +341,7 @@ pub fn plan<R: ReadAt>(
                 .map_or(0, |b| u64::from(b.elements()))
                 * u64::from(tensors[t].width);
             own[t] = own[t].plus(check.change);
-            for (follower, change) in followers[t]
+            for (follower, change) in checker.followers[t]
                 .iter()
                 .zip(record.iter().flat_map(|r| &r.shared))
             {
@@ -349,17 +350,10 @@ pub fn plan<R: ReadAt>(
             if let (Some(i), Some(record)) = (chunk, record) {
                 counted += u64::from(record.changes);
                 if check.apply && aliases[t].is_none() {
-                    let kept = record.prepared.as_ref().map_or(0, Prepared::len);
-                    let prepared = record
-                        .prepared
-                        .filter(|_| plan.prepared_bytes + kept <= keep);
-                    if prepared.is_some() {
-                        plan.prepared_bytes += kept;
-                    }
                     plan.writes.push(Write {
                         chunk: i,
                         crc: record.crc,
-                        prepared,
+                        prepared: record.prepared,
                     });
                     plan.changed += u64::from(record.changes);
                 } else if !check.apply {
@@ -402,54 +396,72 @@ pub fn plan<R: ReadAt>(
     Ok(plan)
 }
 
-/// Digest of a tile, and what its chunk does to it.
-fn check_task<R: ReadAt>(
-    delta: &Delta<R>,
-    target: &[Matrix<'_>],
-    followers: &[Vec<usize>],
-    (t, tile, chunk): Task,
-) -> Result<Checked> {
-    let tensors = &delta.header.tensors;
-    let tensor = &tensors[t as usize];
-    let matrix = &target[t as usize];
-    match chunk {
-        Some(i) => {
-            let chunk = delta.chunk(i)?;
-            with_word!(tensor.width, T => {
-                let mut scratch = Scratch::<T>::default();
-                let mut elements = Elements::default();
-                let check = check_chunk(&chunk, tensors, matrix, &mut scratch, &mut elements)?;
-                let mut record = Record {
-                    changes: chunk.header.changes,
-                    crc: chunk.checksum(),
-                    prepared: None,
-                    shared: Vec::new(),
-                };
-                if check.apply {
-                    let Elements { old, new } = &elements;
-                    let positions = &scratch.positions;
-                    let block = chunk.tile_box(tensors)?.block(tensor.width);
-                    let under = |key| digest::change(key, matrix, &block, positions, new);
-                    let keys = followers[t as usize].iter().map(|&f| tensors[f].key());
-                    record.shared = keys.map(under).collect();
-                    record.prepared = Some(Prepared::new(positions, old, new, tensor.order()));
-                }
-                Ok((check, Some(record)))
-            })
+/// What checking the tiles of one delta has in common.
+struct Checker<'a, R> {
+    delta: &'a Delta<R>,
+    target: &'a [Matrix<'a>],
+    followers: Vec<Vec<usize>>,
+    permits: Permits,
+    /// Bytes of changes that may still be kept.
+    keep: AtomicUsize,
+}
+
+impl<R: ReadAt> Checker<'_, R> {
+    /// Digest of a tile, and what its chunk does to it.
+    fn check(&self, (t, tile, chunk): Task) -> Result<Checked> {
+        let tensors = &self.delta.header.tensors;
+        let tensor = &tensors[t as usize];
+        let matrix = &self.target[t as usize];
+        if let Some(i) = chunk {
+            let chunk = self.delta.chunk(i)?;
+            let _permit = self.permits.enter(chunk.header.changes as usize);
+            return with_word!(tensor.width, T => self.check_chunk::<T>(&chunk, matrix));
         }
-        None => {
-            let now = tensor.tile_box(tile).map_or(Digest::default(), |place| {
-                digest::block(tensor.key(), matrix, &place.block(tensor.width))
-            });
-            Ok((
-                TileCheck {
-                    apply: false,
-                    now,
-                    change: Digest::default(),
-                },
-                None,
-            ))
+        let now = tensor.tile_box(tile).map_or(Digest::default(), |place| {
+            digest::block(tensor.key(), matrix, &place.block(tensor.width))
+        });
+        let change = Digest::default();
+        Ok((
+            TileCheck {
+                apply: false,
+                now,
+                change,
+            },
+            None,
+        ))
+    }
+
+    fn check_chunk<T: Word>(&self, chunk: &Chunk, matrix: &Matrix<'_>) -> Result<Checked> {
+        let tensors = &self.delta.header.tensors;
+        let tensor = chunk.tensor(tensors);
+        let mut scratch = Scratch::<T>::default();
+        let mut elements = Elements::default();
+        let check = check_chunk(chunk, tensors, matrix, &mut scratch, &mut elements)?;
+        let mut record = Record {
+            changes: chunk.header.changes,
+            crc: chunk.checksum(),
+            prepared: None,
+            shared: Vec::new(),
+        };
+        if check.apply {
+            let Elements { old, new } = &elements;
+            let positions = &scratch.positions;
+            let block = chunk.tile_box(tensors)?.block(tensor.width);
+            let under = |key| digest::change(key, matrix, &block, positions, new);
+            let keys = self.followers[chunk.header.tensor as usize].iter();
+            record.shared = keys.map(|&f| under(tensors[f].key())).collect();
+            // At least two bytes a change: no need to try where fewer are left.
+            if self.keep.load(Ordering::Relaxed) >= 2 * positions.len() {
+                let prepared = Prepared::new(positions, old, new, tensor.order());
+                let taken = self
+                    .keep
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                        left.checked_sub(prepared.len())
+                    });
+                record.prepared = taken.ok().map(|_| prepared);
+            }
         }
+        Ok((check, Some(record)))
     }
 }
 
@@ -471,6 +483,7 @@ pub fn commit<R: ReadAt>(
         .map(|(tensor, target)| divide(tensor, target))
         .collect();
     let begun = AtomicBool::new(false);
+    let permits = Permits::new();
     let result: Result<()> = pool.install(|| {
         plan.writes.par_iter().try_for_each(|write| {
             let place = &delta.index.chunks[write.chunk];
@@ -493,6 +506,7 @@ pub fn commit<R: ReadAt>(
                     }
                     None => {
                         let chunk = delta.chunk(write.chunk)?;
+                        let _permit = permits.enter(chunk.header.changes as usize);
                         if chunk.checksum() != write.crc {
                             let message = "the delta changed after it was checked";
                             return Err(Error::corrupt(message).at(place.offset).of(&tensor.name));

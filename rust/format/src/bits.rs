@@ -38,16 +38,17 @@ pub fn take_varint(input: &mut &[u8]) -> Result<u64> {
     ))
 }
 
-/// Fills bytes from bit 0 up.
-pub struct BitWriter<'a> {
-    out: &'a mut Vec<u8>,
+/// Fills bytes from bit 0 up; `V` is a `Vec<u8>` or a mutable reference to one.
+#[derive(Debug, Default)]
+pub struct BitWriter<V> {
+    out: V,
     buffer: u64,
     used: u32,
 }
 
-impl<'a> BitWriter<'a> {
+impl<V: AsMut<Vec<u8>>> BitWriter<V> {
     /// Appends to `out`, from a fresh byte.
-    pub fn new(out: &'a mut Vec<u8>) -> Self {
+    pub fn new(out: V) -> Self {
         Self {
             out,
             buffer: 0,
@@ -65,7 +66,9 @@ impl<'a> BitWriter<'a> {
             self.used = used;
             return;
         }
-        self.out.extend_from_slice(&self.buffer.to_le_bytes());
+        self.out
+            .as_mut()
+            .extend_from_slice(&self.buffer.to_le_bytes());
         let taken = 64 - self.used;
         // The shift by 64 that an unused buffer would need is a plain zero.
         self.buffer = value.checked_shr(taken).unwrap_or(0);
@@ -82,11 +85,13 @@ impl<'a> BitWriter<'a> {
         self.put(1 << zeros, zeros as u32 + 1);
     }
 
-    /// Pads to a byte.
-    pub fn finish(self) {
+    /// Pads to a byte and hands the bytes back.
+    pub fn finish(mut self) -> V {
         let bytes = self.used.div_ceil(8) as usize;
         self.out
+            .as_mut()
             .extend_from_slice(&self.buffer.to_le_bytes()[..bytes]);
+        self.out
     }
 }
 

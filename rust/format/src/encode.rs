@@ -176,7 +176,8 @@ fn encode_values<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Part<V
             let mut steps = with(ValueCodec::Step, |out| {
                 values::encode_steps(old, tile.new, tile.order, out)
             });
-            if profile == Profile::Compact {
+            // Large steps are no better by group, and the lists are long.
+            if profile == Profile::Compact && steps.bytes.len() <= tile.new.len() * W::WIDTH {
                 let list = values::steps(old, tile.new, tile.order);
                 if let Some(grouped) = grouped(&list, &[list.len() as u32]) {
                     steps = steps.smaller(grouped);

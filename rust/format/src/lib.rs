@@ -27,6 +27,7 @@ pub mod header;
 pub mod index;
 pub mod limits;
 mod payload;
+mod permits;
 mod prepared;
 pub mod push;
 pub mod reader;

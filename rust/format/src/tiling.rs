@@ -5,7 +5,7 @@ use crate::dtype::width_of;
 /// Rules for cutting a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
-    /// Most elements of a tile.
+    /// Most elements of a tile of two bytes an element or less; wider ones have as many bytes.
     pub max_elements: u64,
     /// Splits up to this many ways (a power of two) fall on tile borders where the shape allows.
     pub ways: u64,
@@ -68,8 +68,9 @@ impl Tiling {
         if rows == 0 || cols == 0 {
             return [0, 0];
         }
-        let most = self.max_elements.max(8);
-        let unit = 8 / u64::from(width_of(dtype).unwrap_or(8));
+        let width = u64::from(width_of(dtype).unwrap_or(8));
+        let most = (self.max_elements * 2 / width.max(2)).max(8);
+        let unit = 8 / width;
         let elements = rows.saturating_mul(cols);
         let mut ways = self.ways.max(1);
         while ways > 1 && elements / ways < self.min_elements {
@@ -129,6 +130,8 @@ mod tests {
         assert_eq!(t.tile("x.o_proj.weight", "BF16", 4096, 4096), [2048, 512]);
         // Too small to be cut in eight: in two.
         assert_eq!(t.tile("up_proj.weight", "BF16", 2048, 576), [1024, 576]);
+        // Wide elements: as many bytes.
+        assert_eq!(t.tile("q_proj.weight", "F32", 4096, 4096), [128, 4096]);
         // Small ones stay whole.
         assert_eq!(t.tile("gate_proj.weight", "BF16", 1536, 576), [1536, 576]);
         assert_eq!(t.tile("norm.weight", "BF16", 576, 1), [576, 1]);

@@ -12,6 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::header::{check_unique, Header};
 use crate::index::{check_order, encode_trailer, sum, ChunkPlace, Index};
 use crate::limits::Limits;
+use crate::permits::Permits;
 use crate::table::Tensor;
 use crate::with_word;
 
@@ -67,6 +68,7 @@ pub struct Summary {
 pub struct Writer<W: Write> {
     sink: W,
     profile: Profile,
+    permits: Arc<Permits>,
     limits: Limits,
     pool: Arc<rayon::ThreadPool>,
     header: Header,
@@ -106,6 +108,7 @@ impl<W: Write> Writer<W> {
         Ok(Self {
             sink,
             profile,
+            permits: Arc::new(Permits::new()),
             limits,
             pool,
             offset: bytes.len() as u64,
@@ -148,7 +151,7 @@ impl<W: Write> Writer<W> {
             check_matrix(&entry, &pair.new)?;
             entries.push(entry);
         }
-        let profile = self.profile;
+        let (profile, permits) = (self.profile, Arc::clone(&self.permits));
         let pool = Arc::clone(&self.pool);
         let tiles = pairs
             .iter()
@@ -174,7 +177,7 @@ impl<W: Write> Writer<W> {
                 batch
                     .into_par_iter()
                     .map(|(pair, entry, tile)| {
-                        with_word!(entry.width, T => compare_tile::<T>(profile, pair, entry, tile))
+                        with_word!(entry.width, T => compare_tile::<T>(profile, &permits, pair, entry, tile))
                     })
                     .collect()
             });
@@ -222,7 +225,7 @@ impl<W: Write> Writer<W> {
             self.index.digests[found.tensor as usize] = Some(entry.start());
             self.base_digests[found.tensor as usize] = Some(entry.start());
         }
-        let profile = self.profile;
+        let (profile, permits) = (self.profile, Arc::clone(&self.permits));
         let mut picked = order.chunk_by(|a, b| a.0 == b.0).peekable();
         let window = TILES_PER_THREAD * self.pool.current_num_threads();
         // With a base every tile is visited for its digest; without, only those that change.
@@ -251,7 +254,7 @@ impl<W: Write> Writer<W> {
                 batch
                     .into_par_iter()
                     .map(|(tile, run)| {
-                        with_word!(entry.width, T => found_tile::<T>(profile, found, &entry, tile, run))
+                        with_word!(entry.width, T => found_tile::<T>(profile, &permits, found, &entry, tile, run))
                     })
                     .collect()
             });
@@ -352,6 +355,7 @@ fn tile_bytes(entry: &Tensor, tile: u32) -> u64 {
 
 fn compare_tile<T: Word>(
     profile: Profile,
+    permits: &Permits,
     pair: &Pair<'_>,
     entry: &Tensor,
     tile: u32,
@@ -387,6 +391,7 @@ fn compare_tile<T: Word>(
     if positions.is_empty() {
         return out;
     }
+    let _permit = permits.enter(positions.len());
     let mut new: Vec<T> = Vec::new();
     scan::gather(&pair.new, &block, &positions, &mut new);
     finish_tile(profile, &pair.base, entry, &positions, &new, &mut out);
@@ -458,6 +463,7 @@ fn tile_order(entry: &Tensor, positions: &[i64]) -> Vec<TilePick> {
 
 fn found_tile<T: Word>(
     profile: Profile,
+    permits: &Permits,
     found: &Found<'_>,
     entry: &Tensor,
     tile: u32,
@@ -474,6 +480,7 @@ fn found_tile<T: Word>(
     let Some(place) = entry.tile_box(tile) else {
         return out;
     };
+    let _permit = permits.enter(run.len());
     let value = |i: usize| T::read(&found.values[i * T::WIDTH..]);
     let mut positions: Vec<u32> = run.iter().map(|pick| pick.1).collect();
     let mut new: Vec<T> = run.iter().map(|pick| value(pick.2)).collect();

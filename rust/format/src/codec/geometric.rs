@@ -96,16 +96,14 @@ pub fn parameter(n: u64, sum: u64) -> u8 {
 pub struct Encoder {
     /// First slot and number of slots of each symbol.
     symbols: Vec<(u16, u16)>,
-    lows: Vec<(u32, u32)>,
+    lows: BitWriter<Vec<u8>>,
 }
 
 impl Encoder {
     /// Appends a number.
     pub fn put(&mut self, table: &Table, number: u64) {
-        if table.low_bits > 0 {
-            let low = number & ((1 << table.low_bits) - 1);
-            self.lows.push((low as u32, table.low_bits));
-        }
+        let low = number & ((1 << table.low_bits) - 1);
+        self.lows.put(low, table.low_bits);
         let mut high = number >> table.low_bits;
         loop {
             let symbol = (high as usize).min(table.escape);
@@ -120,11 +118,7 @@ impl Encoder {
 
     /// Appends the stream: low bits, then the coder's state and bytes.
     pub fn finish(self, out: &mut Vec<u8>) {
-        let mut bits = BitWriter::new(out);
-        for (low, count) in self.lows {
-            bits.put(low.into(), count);
-        }
-        bits.finish();
+        out.extend_from_slice(&self.lows.finish());
         let mut state = LOW;
         let mut bytes = Vec::with_capacity(self.symbols.len());
         for &(start, slots) in self.symbols.iter().rev() {

@@ -77,7 +77,7 @@ pub fn encode(
 ) {
     let escaped = |number: u64| matches!(escapes, Escapes::Width(_)) && number >> k >= ESCAPE;
     out.push(k as u8);
-    let mut bits = BitWriter::new(out);
+    let mut bits = BitWriter::new(&mut *out);
     for number in numbers.clone() {
         let low = if escaped(number) {
             0
@@ -87,7 +87,7 @@ pub fn encode(
         bits.put(low, k);
     }
     bits.finish();
-    let mut bits = BitWriter::new(out);
+    let mut bits = BitWriter::new(&mut *out);
     for number in numbers.clone() {
         bits.put_unary(if escaped(number) { ESCAPE } else { number >> k });
     }
