@@ -455,9 +455,8 @@ class StreamReader:
         Raises:
             ValueError: push form, and the header has not arrived yet.
         """
-        return self._delta.info() if self._push is None and self._delta else self._header()
-
-    def _header(self) -> dict[str, Any]:
+        if self._delta is not None:
+            return self._delta.info()
         if self._push is None:
             raise ValueError("the reader has no source")
         return self._push.header()

@@ -21,30 +21,7 @@ pub use stream::{sealed, stream};
 
 use std::sync::{Arc, OnceLock};
 
-/// Evaluates an expression with `$word` as the unsigned integer of `$width` bytes.
-macro_rules! with_width {
-    ($width:expr, $word:ident => $body:expr) => {
-        match $width {
-            1 => {
-                type $word = u8;
-                $body
-            }
-            2 => {
-                type $word = u16;
-                $body
-            }
-            4 => {
-                type $word = u32;
-                $body
-            }
-            _ => {
-                type $word = u64;
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_width;
+pub(crate) use deltawire_format::with_word as with_width;
 
 /// Two threads for all runs.
 pub(crate) fn pool() -> &'static Arc<rayon::ThreadPool> {
