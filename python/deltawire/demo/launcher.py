@@ -199,7 +199,7 @@ def _compare_with_board(config: DemoConfig, work: Path) -> None:
 
 def _require_packages(args: argparse.Namespace) -> None:
     """Fail before anything starts, as an import would."""
-    for name in ["torch"] if args.tiny else ["torch", "transformers", "gguf"]:
+    for name in ["torch"] if args.tiny else ["torch", "transformers", "accelerate", "gguf"]:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
