@@ -246,7 +246,7 @@ def test_a_large_delta_that_changes_between_stage_and_commit(other: str, tmp_pat
     staged = dw.stage(path, held)
     if other == "spoiled":
         spoiled = bytearray(sound)
-        # Which chunks the stage keeps is a matter of threads; those that it reads again are spoiled.
+        # Which chunks the stage keeps depends on threads; those that it reads again are spoiled.
         for chunk in chunks:
             spoiled[chunk.offset + chunk.nbytes // 2] ^= 0x40
         path.write_bytes(spoiled)
