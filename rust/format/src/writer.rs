@@ -372,8 +372,9 @@ fn compare_tile<T: Word>(
         return out;
     };
     let block = place.block(entry.width);
-    let mut positions = Vec::new();
-    // A few rows at a time, so that the digest finds in the cache what the comparison has read.
+    let (mut positions, mut part_positions) = (Vec::new(), Vec::new());
+    let (mut old, mut new): (Vec<T>, Vec<T>) = (Vec::new(), Vec::new());
+    // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
     let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
     for first in (0..block.rows).step_by(step) {
         let part = Block {
@@ -381,29 +382,32 @@ fn compare_tile<T: Word>(
             rows: step.min(block.rows - first),
             ..block
         };
-        let known = positions.len();
-        scan::differing::<T>(&pair.base, &pair.new, &part, &mut positions);
+        part_positions.clear();
+        scan::differing::<T>(&pair.base, &pair.new, &part, &mut part_positions);
+        scan::gather(&pair.base, &part, &part_positions, &mut old);
+        scan::gather(&pair.new, &part, &part_positions, &mut new);
+        let part_new = &new[positions.len()..];
+        let base = digest::block(entry.key(), &pair.base, &part);
+        let change = digest::change(entry.key(), &pair.base, &part, &part_positions, part_new);
+        out.base = out.base.plus(base);
+        out.result = out.result.plus(base).plus(change);
         let offset = (first * block.bytes / T::WIDTH) as u32;
-        positions[known..].iter_mut().for_each(|p| *p += offset);
-        out.base = out.base.plus(digest::block(entry.key(), &pair.base, &part));
+        positions.extend(part_positions.iter().map(|p| p + offset));
     }
-    out.result = out.base;
-    if positions.is_empty() {
-        return out;
+    if !positions.is_empty() {
+        let _permit = permits.enter(positions.len());
+        finish_tile(profile, &pair.base, entry, &positions, &old, &new, &mut out);
     }
-    let _permit = permits.enter(positions.len());
-    let mut new: Vec<T> = Vec::new();
-    scan::gather(&pair.new, &block, &positions, &mut new);
-    finish_tile(profile, &pair.base, entry, &positions, &new, &mut out);
     out
 }
 
-/// Encodes changes of a tile whose base is at hand and digested.
+/// Encodes changes of a tile whose base is at hand; both digests are known.
 fn finish_tile<T: Word>(
     profile: Profile,
     base: &Matrix<'_>,
     entry: &Tensor,
     positions: &[u32],
+    old: &[T],
     new: &[T],
     out: &mut EncodedTile,
 ) {
@@ -411,14 +415,9 @@ fn finish_tile<T: Word>(
         return;
     };
     let block = place.block(entry.width);
-    let mut old: Vec<T> = Vec::new();
-    scan::gather(base, &block, positions, &mut old);
-    out.result = out
-        .base
-        .plus(digest::change(entry.key(), base, &block, positions, new));
     out.changed = positions.len() as u64;
     let classified = match profile {
-        Profile::Compact => classify(entry, base, &block, positions, &old),
+        Profile::Compact => classify(entry, base, &block, positions, old),
         _ => None,
     };
     out.record = encode::tile(
@@ -430,7 +429,7 @@ fn finish_tile<T: Word>(
             elements: place.elements(),
             order: entry.order(),
             positions,
-            old: Some(&old),
+            old: Some(old),
             new,
             base: Some(out.base.lanes[0]),
             result: Some(out.result.lanes[0]),
@@ -494,10 +493,14 @@ fn found_tile<T: Word>(
             let keep: Vec<bool> = old.iter().zip(&new).map(|(a, b)| a != b).collect();
             let mut kept = keep.iter();
             positions.retain(|_| *kept.next().unwrap_or(&true));
-            let mut kept = keep.iter();
-            new.retain(|_| *kept.next().unwrap_or(&true));
+            for list in [&mut old, &mut new] {
+                let mut kept = keep.iter();
+                list.retain(|_| *kept.next().unwrap_or(&true));
+            }
             if !positions.is_empty() {
-                finish_tile(profile, base, entry, &positions, &new, &mut out);
+                let change = digest::change(entry.key(), base, &block, &positions, &new);
+                out.result = out.base.plus(change);
+                finish_tile(profile, base, entry, &positions, &old, &new, &mut out);
             }
         }
         None => {
