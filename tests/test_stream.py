@@ -176,3 +176,8 @@ def test_misuse_of_the_reader() -> None:
         dw.StreamReader(delta()).feed(b"")
     with pytest.raises(IndexError):
         dw.StreamReader(delta()).chunk(99)
+
+
+def test_both_sides_know_the_same_dtypes() -> None:
+    """Names and widths in Rust and in Python."""
+    assert dict(dw._native.DTYPES) == dw.tensors.ITEMSIZE

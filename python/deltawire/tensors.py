@@ -8,7 +8,7 @@ columns and all others the rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -350,14 +350,3 @@ def shared_memory(views: Mapping[str, TensorView]) -> list[int | None]:
                 )
         active.append(i)
     return aliases
-
-
-def total_bytes(views: Mapping[str, TensorView]) -> int:
-    """Dense bytes of all tensors."""
-    return sum(view.nbytes for view in views.values())
-
-
-def items(tensors: Mapping[str, Any]) -> Iterator[tuple[str, TensorView]]:
-    """Names and views, one at a time."""
-    for name, tensor in tensors.items():
-        yield name, as_view(tensor, name)
