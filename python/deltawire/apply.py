@@ -128,7 +128,8 @@ def stage(
     written is kept in about two bytes a change, 64 MiB at most.
 
     Args:
-        source: path, bytes-like object, or binary file object. A path is read again by ``commit``.
+        source: path, bytes-like object, or binary file object. A path may be read again
+            by ``commit``.
         target: names to torch tensors (CPU), numpy arrays, ``TensorView``, or a writable
             ``Checkpoint``. Tensors beyond those of the delta are left alone.
         verify: prove the whole state, in one pass over the target at memory bandwidth.

@@ -85,7 +85,8 @@ def diff(
         CorruptCheckpoint: a path that is not a valid checkpoint.
         StoreError: the sink fails; a path is then as before.
 
-    Memory: two threads hold about 30 MiB, whatever the size of the tensors.
+    Memory follows the threads and not the tensors: with two, about 20 MiB where some percent of the
+    elements change, and 140 MiB where all do.
     """
     with opened_tensors(base) as old, opened_tensors(new) as fresh:
         old_views, new_views = as_views(old), as_views(fresh)

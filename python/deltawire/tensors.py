@@ -66,9 +66,7 @@ _NUMPY_DTYPES: dict[str, str] = {
     "float8_e8m0fnu": "F8_E8M0",
 }
 
-_TORCH_DTYPES: dict[str, str] = {
-    "torch." + name: dtype for name, dtype in _NUMPY_DTYPES.items() if name != "C64"
-}
+_TORCH_DTYPES: dict[str, str] = {"torch." + name: dtype for name, dtype in _NUMPY_DTYPES.items()}
 
 Bytes = npt.NDArray[np.uint8]
 
