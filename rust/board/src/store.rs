@@ -93,7 +93,8 @@ impl Store {
         let local = LocalFileSystem::new_with_prefix(path)
             .map_err(|error| fail(root_cause(&error)))?
             .with_fsync(true)
-            .with_automatic_cleanup(true);
+            // An empty directory stays: another writer may be about to fill it.
+            .with_automatic_cleanup(false);
         let root = std::fs::canonicalize(path).map_err(|error| fail(error.to_string()))?;
         Ok(Self {
             inner: Arc::new(local),

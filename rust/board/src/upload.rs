@@ -224,7 +224,6 @@ impl Upload {
                 drop(std::fs::remove_file(entry.path()));
             }
         }
-        drop(std::fs::remove_dir(directory)); // succeeds only if nothing else is in it
     }
 }
 
