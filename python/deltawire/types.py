@@ -149,7 +149,8 @@ class TensorInfo(Record):
         changed: elements that the delta carries.
         chunks: tiles with changes.
         bytes: bytes of their chunks.
-        digest: state digest of the tensor after the delta; None where not known.
+        digest: first four bytes of the tensor's state digest after the delta; None where not
+            known.
     """
 
     name: str
@@ -160,7 +161,7 @@ class TensorInfo(Record):
     changed: int
     chunks: int
     bytes: int
-    digest: StateDigest | None
+    digest: bytes | None
 
 
 @dataclass(frozen=True)

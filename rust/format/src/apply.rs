@@ -2,14 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use deltawire_kernels::{digest, scan, Digest, Matrix, Target, TileMut, Tiles, Word};
+use deltawire_kernels::digest::Words;
+use deltawire_kernels::{
+    digest, scan, Block, Digest, Matrix, MixKey, Target, TileMut, Tiles, Word,
+};
 use rayon::prelude::*;
 
 use crate::chunk::{Chunk, Scratch};
 use crate::error::{Error, Kind, Result};
+use crate::index::Index;
 use crate::permits::Permits;
 use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
+use crate::scratch::{Pool, Reusable};
 use crate::table::Tensor;
 use crate::with_word;
 use crate::writer::check_matrix;
@@ -17,8 +22,11 @@ use crate::writer::check_matrix;
 /// Tiles that each thread checks between two calls of `progress`.
 const TILES_PER_THREAD: usize = 16;
 
-/// Bytes of located changes that a plan usually keeps for the commit: about 40 million changes.
-pub const KEEP: usize = 96 << 20;
+/// Bytes of located changes that a plan usually keeps for the commit: about 33 million changes of
+/// two-byte elements.
+pub const KEEP: usize = 128 << 20;
+/// Memory of one tile that is worth keeping.
+const KEPT_BYTES: usize = 2 << 20;
 
 /// What a chunk finds in its tile.
 #[derive(Clone, Copy, Debug)]
@@ -30,26 +38,74 @@ struct TileCheck {
     change: Digest,
 }
 
-/// Elements of a tile before and after its chunk, at the chunk's positions.
+/// Memory that checking a chunk reuses: what it decodes to, and the elements at its positions.
 #[derive(Default)]
-struct Elements<T> {
-    old: Vec<T>,
-    new: Vec<T>,
+struct Memory<W> {
+    scratch: Scratch<W>,
+    old: Vec<W>,
+    new: Vec<W>,
+    words: Words,
 }
 
-/// Checks one chunk against a tile of `matrix`, decoding it into `scratch` and `elements`.
+impl<W: Word> Reusable for Memory<W> {
+    fn keep(&self) -> bool {
+        self.scratch.held() + W::WIDTH * (self.old.capacity() + self.new.capacity()) < KEPT_BYTES
+    }
+}
+
+/// Digest of a block, with lane 1 only where `both` are asked for.
+fn digest_of(key: MixKey, matrix: &Matrix<'_>, block: &Block, both: bool) -> Digest {
+    if both {
+        digest::block(key, matrix, block)
+    } else {
+        digest::block_lane0(key, matrix, block)
+    }
+}
+
+/// What a block's digest changes by, with lane 1 only where `both` are asked for.
+fn change_of<W: Word>(
+    key: MixKey,
+    matrix: &Matrix<'_>,
+    block: &Block,
+    changes: (&[u32], &[W]),
+    both: bool,
+    words: &mut Words,
+) -> Digest {
+    let (positions, new) = changes;
+    if both {
+        digest::change::<W, true>(key, matrix, block, positions, new, words)
+    } else {
+        digest::change::<W, false>(key, matrix, block, positions, new, words)
+    }
+}
+
+/// Checks one chunk against a tile of `matrix`, decoding it into `memory`.
 fn check_chunk<T: Word>(
     chunk: &Chunk,
     tensors: &[Tensor],
     matrix: &Matrix<'_>,
-    scratch: &mut Scratch<T>,
-    elements: &mut Elements<T>,
+    both: bool,
+    memory: &mut Memory<T>,
 ) -> Result<TileCheck> {
     let tensor = chunk.tensor(tensors);
     let block = chunk.tile_box(tensors)?.block(tensor.width);
     let place = |e: Error| e.at(chunk.offset).of(&tensor.name);
+    let neither = || {
+        let message = format!(
+            "tile {} holds neither the base that the delta starts from nor its result; apply it \
+             to the right version, or fetch an anchor",
+            chunk.header.tile
+        );
+        place(Error::new(Kind::WrongBase, message))
+    };
+    let Memory {
+        scratch,
+        old,
+        new,
+        words,
+    } = memory;
     chunk.decode(tensors, scratch)?;
-    let now = digest::block(tensor.key(), matrix, &block);
+    let now = digest_of(tensor.key(), matrix, &block, both);
     if chunk.header.result == Some(now.lanes[0]) {
         return Ok(TileCheck {
             apply: false,
@@ -58,15 +114,14 @@ fn check_chunk<T: Word>(
         });
     }
     if chunk.header.base.is_some_and(|base| base != now.lanes[0]) {
-        let message = format!(
-            "tile {} holds neither the base that the delta starts from nor its result; apply it \
-             to the right version, or fetch an anchor",
-            chunk.header.tile
-        );
-        return Err(place(Error::new(Kind::WrongBase, message)));
+        return Err(neither());
     }
-    scratch.locate(tensor, matrix, &block).map_err(place)?;
-    let Elements { old, new } = elements;
+    scratch
+        .locate(tensor, matrix, &block)
+        .map_err(|e| match chunk.header.base {
+            Some(_) => place(e),
+            None => neither(),
+        })?;
     old.clear();
     scan::gather(matrix, &block, &scratch.positions, old);
     let order = tensor.order();
@@ -76,21 +131,16 @@ fn check_chunk<T: Word>(
             .enumerate()
             .map(|(i, &old)| scratch.values.resolve(i, old, order)),
     );
-    let change = digest::change(tensor.key(), matrix, &block, &scratch.positions, new);
+    let changes = (&scratch.positions[..], &new[..]);
+    let change = change_of(tensor.key(), matrix, &block, changes, both, words);
     match chunk.header.result {
-        Some(result) if now.plus(change).lanes[0] != result => {
-            Err(place(match chunk.header.base {
-                Some(_) => Error::corrupt("the chunk does not lead to its result digest [F13]"),
-                None => Error::new(
-                    Kind::WrongBase,
-                    format!(
-                    "tile {} would not end with the delta's result; its other elements are not \
-                     those of the base",
-                    chunk.header.tile
-                ),
-                ),
-            }))
-        }
+        Some(result) if now.plus(change).lanes[0] != result => match chunk.header.base {
+            // Its base was there, so the chunk itself is wrong.
+            Some(_) => Err(place(Error::corrupt(
+                "the chunk does not lead to its result digest [F13]",
+            ))),
+            None => Err(neither()),
+        },
         _ => Ok(TileCheck {
             apply: true,
             now,
@@ -130,13 +180,11 @@ pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], mut target: Target<'_>) ->
     let tensor = chunk.tensor(tensors);
     check_matrix(tensor, &target.as_matrix())?;
     with_word!(tensor.width, T => {
-        let mut scratch = Scratch::<T>::default();
-        let mut elements = Elements::default();
-        let check =
-            check_chunk(chunk, tensors, &target.as_matrix(), &mut scratch, &mut elements)?;
+        let mut memory = Memory::<T>::default();
+        let check = check_chunk(chunk, tensors, &target.as_matrix(), false, &mut memory)?;
         if check.apply {
             let tiles = divide(tensor, target);
-            write_chunk(tensor, &mut tile_of(chunk, tensor, &tiles)?, &scratch);
+            write_chunk(tensor, &mut tile_of(chunk, tensor, &tiles)?, &memory.scratch);
         }
         Ok(check.apply)
     })
@@ -158,8 +206,7 @@ pub fn flat_positions(
     with_word!(tensor.width, T => {
         let mut scratch = Scratch::<T>::default();
         chunk.decode(tensors, &mut scratch)?;
-        if scratch.partition.needs_base() {
-            let block = place.block(tensor.width);
+        if scratch.is_by_class() {
             let wrong = |message: &str| {
                 Error::new(Kind::WrongBase, message).at(chunk.offset).of(&tensor.name)
             };
@@ -167,11 +214,12 @@ pub fn flat_positions(
                 wrong("positions are ranks within exponent classes; give the base to locate them")
             })?;
             check_matrix(tensor, base)?;
-            let now = digest::block(tensor.key(), base, &block);
-            if chunk.header.base != Some(now.lanes[0]) {
-                return Err(wrong("the tensor does not hold the base of the chunk"));
+            let mut memory = Memory { scratch, ..Memory::default() };
+            if !check_chunk(chunk, tensors, base, false, &mut memory)?.apply {
+                return Err(wrong("the tensor has the result already; positions need the base"));
             }
-            scratch.locate(tensor, base, &block)?;
+            scratch = memory.scratch;
+            scratch.positions.sort_unstable();
         }
         Ok(scratch
             .positions
@@ -185,11 +233,13 @@ pub fn flat_positions(
 }
 
 /// The states that a plan was proven from and to, over the delta's tensors.
+///
+/// Where the delta names its states they are compared by lane 0, which alone tells 2^64 states apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
-    /// Sum of the checked tiles and start values now.
-    pub base_state: Digest,
-    /// The same after the delta.
+    /// State now; `None` where it is neither of those that the delta names.
+    pub base_state: Option<Digest>,
+    /// State after the delta.
     pub result_state: Digest,
 }
 
@@ -323,6 +373,8 @@ pub fn plan<R: ReadAt>(
         target,
         followers: followers(aliases),
         permits: Permits::new(),
+        pool: Pool::default(),
+        both: delta.index.result_state.is_none(),
         keep: AtomicUsize::new(keep),
     };
     let mut counted = 0u64;
@@ -379,7 +431,7 @@ pub fn plan<R: ReadAt>(
     }
     if full {
         for ((tensor, claimed), found) in tensors.iter().zip(&delta.index.digests).zip(&after) {
-            if claimed.is_some_and(|claimed| claimed != *found) {
+            if claimed.is_some_and(|claimed| claimed != found.lanes[0] as u32) {
                 let message =
                     "would not end with the delta's result: elements that the delta does \
                                not touch are not those of the base; apply it to the right version, \
@@ -388,9 +440,32 @@ pub fn plan<R: ReadAt>(
             }
         }
         let sum = |all: &[Digest]| all.iter().fold(Digest::default(), |a, d| a.plus(*d));
-        plan.proof = Some(Proof {
-            base_state: sum(&before),
-            result_state: sum(&after),
+        let (now, then) = (sum(&before), sum(&after));
+        let Index {
+            base_state,
+            result_state,
+            ..
+        } = &delta.index;
+        let same = |named: &Digest, found: Digest| named.lanes[0] == found.lanes[0];
+        plan.proof = Some(match result_state {
+            None => Proof {
+                base_state: Some(now),
+                result_state: then,
+            },
+            Some(result) if same(result, then) => Proof {
+                base_state: [*base_state, Some(*result)]
+                    .into_iter()
+                    .flatten()
+                    .find(|named| same(named, now)),
+                result_state: *result,
+            },
+            Some(_) => {
+                let message =
+                    "the tensors would not end with the delta's result: elements that it \
+                               does not touch are not those of the base; apply it to the right \
+                               version, or fetch an anchor";
+                return Err(Error::new(Kind::WrongBase, message));
+            }
         });
     }
     Ok(plan)
@@ -402,6 +477,9 @@ struct Checker<'a, R> {
     target: &'a [Matrix<'a>],
     followers: Vec<Vec<usize>>,
     permits: Permits,
+    pool: Pool,
+    /// Whether both lanes are needed: the delta does not name the state that it leads to.
+    both: bool,
     /// Bytes of changes that may still be kept.
     keep: AtomicUsize,
 }
@@ -418,7 +496,8 @@ impl<R: ReadAt> Checker<'_, R> {
             return with_word!(tensor.width, T => self.check_chunk::<T>(&chunk, matrix));
         }
         let now = tensor.tile_box(tile).map_or(Digest::default(), |place| {
-            digest::block(tensor.key(), matrix, &place.block(tensor.width))
+            let block = place.block(tensor.width);
+            digest_of(tensor.key(), matrix, &block, self.both)
         });
         let change = Digest::default();
         Ok((
@@ -432,11 +511,18 @@ impl<R: ReadAt> Checker<'_, R> {
     }
 
     fn check_chunk<T: Word>(&self, chunk: &Chunk, matrix: &Matrix<'_>) -> Result<Checked> {
+        self.pool
+            .with(|memory: &mut Memory<T>| self.check_with(chunk, matrix, memory))
+    }
+
+    fn check_with<T: Word>(
+        &self,
+        chunk: &Chunk,
+        matrix: &Matrix<'_>,
+        memory: &mut Memory<T>,
+    ) -> Result<Checked> {
         let tensors = &self.delta.header.tensors;
-        let tensor = chunk.tensor(tensors);
-        let mut scratch = Scratch::<T>::default();
-        let mut elements = Elements::default();
-        let check = check_chunk(chunk, tensors, matrix, &mut scratch, &mut elements)?;
+        let check = check_chunk(chunk, tensors, matrix, self.both, memory)?;
         let mut record = Record {
             changes: chunk.header.changes,
             crc: chunk.checksum(),
@@ -444,15 +530,22 @@ impl<R: ReadAt> Checker<'_, R> {
             shared: Vec::new(),
         };
         if check.apply {
-            let Elements { old, new } = &elements;
-            let positions = &scratch.positions;
-            let block = chunk.tile_box(tensors)?.block(tensor.width);
-            let under = |key| digest::change(key, matrix, &block, positions, new);
-            let keys = self.followers[chunk.header.tensor as usize].iter();
-            record.shared = keys.map(|&f| under(tensors[f].key())).collect();
-            // At least two bytes a change: no need to try where fewer are left.
-            if self.keep.load(Ordering::Relaxed) >= 2 * positions.len() {
-                let prepared = Prepared::new(positions, old, new, tensor.order());
+            let Memory {
+                scratch,
+                new,
+                words,
+                ..
+            } = memory;
+            let positions = &scratch.positions[..];
+            let followers = &self.followers[chunk.header.tensor as usize];
+            if !followers.is_empty() {
+                let block = chunk.tile_box(tensors)?.block(chunk.tensor(tensors).width);
+                let mut under =
+                    |key| change_of(key, matrix, &block, (positions, &new[..]), self.both, words);
+                record.shared = followers.iter().map(|&f| under(tensors[f].key())).collect();
+            }
+            if self.keep.load(Ordering::Relaxed) >= Prepared::estimate::<T>(positions.len()) {
+                let prepared = Prepared::new(positions, new);
                 let taken = self
                     .keep
                     .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
@@ -502,7 +595,7 @@ pub fn commit<R: ReadAt>(
                     Some(prepared) => {
                         let mut tile = take()?;
                         begun.store(true, Ordering::Relaxed);
-                        prepared.write::<T>(&mut tile, tensor.order());
+                        prepared.write::<T>(&mut tile);
                     }
                     None => {
                         let chunk = delta.chunk(write.chunk)?;

@@ -17,6 +17,16 @@ pub const fn varint_len(value: u64) -> usize {
     bits.div_ceil(7)
 }
 
+/// A signed number as an unsigned one: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
+pub const fn zigzag(number: i64) -> u64 {
+    ((number << 1) ^ (number >> 63)) as u64
+}
+
+/// Undoes `zigzag`.
+pub const fn unzigzag(value: u64) -> i64 {
+    (value >> 1) as i64 ^ -((value & 1) as i64)
+}
+
 /// Takes a varint from the front of `input`.
 pub fn take_varint(input: &mut &[u8]) -> Result<u64> {
     let mut value = 0u64;
@@ -83,6 +93,21 @@ impl<V: AsMut<Vec<u8>>> BitWriter<V> {
             zeros -= 63;
         }
         self.put(1 << zeros, zeros as u32 + 1);
+    }
+
+    /// Forgets all bits and keeps the memory.
+    pub fn clear(&mut self) {
+        self.out.as_mut().clear();
+        (self.buffer, self.used) = (0, 0);
+    }
+
+    /// Pads to a byte; all bytes so far.
+    pub fn pad(&mut self) -> &[u8] {
+        let bytes = self.used.div_ceil(8) as usize;
+        let out = self.out.as_mut();
+        out.extend_from_slice(&self.buffer.to_le_bytes()[..bytes]);
+        (self.buffer, self.used) = (0, 0);
+        out
     }
 
     /// Pads to a byte and hands the bytes back.

@@ -1,19 +1,22 @@
 //! Chunk records: the changes of one tile.
 
-use deltawire_kernels::{classes, Block, Matrix, Word};
+use deltawire_kernels::{Block, Matrix, Word};
 
+use crate::bits::{put_varint, take_varint};
 use crate::codec::{
-    positions, ranks, stage, values, Partition, PositionCodec, Stage, ValueCodec, Values,
+    classes, positions, stage, values, Partition, PositionCodec, Stage, ValueCodec, Values,
 };
 use crate::error::{Error, Result};
-use crate::header::{u32_at, u64_at, unseal, CRC_LEN};
+use crate::header::{seal, u32_at, unseal, CRC_LEN};
 use crate::limits::Limits;
 use crate::table::{Tensor, TileBox};
 
-/// Record type of a chunk.
+/// Record type of a chunk with its changes by class, relative to the base.
+pub const CLASSES_RECORD: u8 = 4;
+/// Record type of any other chunk.
 pub const RECORD: u8 = 1;
-/// Bytes before the digests.
-pub const FIXED_LEN: usize = 24;
+/// Fewest bytes of a record: type, length, three fields, checksum.
+const MIN_LEN: usize = 5 + CRC_LEN;
 
 /// A chunk's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,82 +49,118 @@ pub struct Chunk {
     values_at: usize,
 }
 
+/// Fields of a record, and where its positions and values begin.
+type Fields = (ChunkHeader, usize, usize);
+
 /// What a chunk decodes to, and memory that decoding reuses.
 #[derive(Debug, Default)]
 pub struct Scratch<W> {
-    /// Ascending element numbers within the tile; empty until located where `needs_base`.
+    /// Element numbers within the tile, each once; they ascend unless they were located.
     pub positions: Vec<u32>,
-    /// What the elements become, in the order of the positions once located.
+    /// What the elements become, in the order of the positions.
     pub values: Values<W>,
-    /// Counts of the classes, and ranks where the positions are ranks.
-    pub partition: Partition,
-    grouped: bool,
+    /// The changes by class, where the chunk has them so and until they are located.
+    pub partition: Partition<W>,
     order: Vec<u32>,
     stream: Vec<u8>,
 }
 
 impl<W: Word> Scratch<W> {
+    /// Whether the positions are still ranks, which only the base can tell.
+    pub fn is_by_class(&self) -> bool {
+        self.partition.needs_base()
+    }
+
     /// Finds the positions of ranks in the base, which `matrix` holds in `block`.
     ///
     /// # Errors
     /// `Corrupt` where a class has fewer elements than a rank says, or the dtype has no exponents.
     pub fn locate(&mut self, tensor: &Tensor, matrix: &Matrix<'_>, block: &Block) -> Result<()> {
-        if !self.partition.needs_base() {
+        if !self.is_by_class() {
             return Ok(());
         }
-        let wrong = |what: &str| Error::corrupt(format!("ranks {what} [F25]")).of(&tensor.name);
+        let wrong = |what: &str| Error::corrupt(format!("classes {what} [F25]")).of(&tensor.name);
         let partition = &self.partition;
         let map = tensor
-            .class_map(partition.top, partition.counts.len())
+            .class_map(partition.top, partition.classes)
             .ok_or_else(|| wrong("in a tensor whose elements have no exponent"))?;
         self.positions.clear();
         self.order.clear();
-        let (positions, order) = (&mut self.positions, &mut self.order);
-        let (counts, ranks) = (&partition.counts, &partition.ranks);
-        if !classes::select::<W>(matrix, block, &map, counts, ranks, positions, order) {
-            return Err(wrong("exceed the elements of a class"));
+        let found = deltawire_kernels::classes::select::<W>(
+            matrix,
+            block,
+            &map,
+            &partition.rows,
+            &partition.counts,
+            &partition.ranks,
+            &mut self.positions,
+            &mut self.order,
+        );
+        if !found {
+            return Err(wrong("have fewer elements than a rank says"));
         }
-        if self.grouped {
-            self.values.permute(&self.order);
-        }
+        self.values.set_steps(&partition.steps, &self.order);
         Ok(())
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn held(&self) -> usize {
+        self.values.held()
+            + self.partition.held()
+            + 4 * (self.positions.capacity() + self.order.capacity())
+            + self.stream.capacity()
     }
 }
 
-/// Length of a chunk record from its first 24 bytes; bounded by the limits.
-pub fn record_len(fixed: &[u8; FIXED_LEN], limits: &Limits) -> Result<u64> {
-    let digests = u64::from((fixed[3] & 1) + (fixed[3] >> 1 & 1)) * 8;
-    let length = FIXED_LEN as u64
-        + digests
-        + u64::from(u32_at(fixed, 16))
-        + u64::from(u32_at(fixed, 20))
-        + CRC_LEN as u64;
+/// Length of a chunk record from its first bytes, bounded by the limits; `None` where they are too few.
+pub fn record_len(bytes: &[u8], limits: &Limits) -> Result<Option<u64>> {
+    let Some(mut rest) = bytes.get(1..bytes.len().min(11)) else {
+        return Ok(None);
+    };
+    let begun = rest.len();
+    if begun < 10 && rest.iter().all(|&b| b >= 0x80) {
+        return Ok(None);
+    }
+    let body = take_varint(&mut rest)?;
+    let length = body.saturating_add((1 + begun - rest.len() + CRC_LEN) as u64);
     if length > limits.max_chunk_bytes {
         return Err(Error::limit(format!("a chunk of {length} bytes")));
     }
-    Ok(length)
+    Ok(Some(length))
 }
 
-/// Appends a record up to, not including, its checksum.
-pub fn encode(header: &ChunkHeader, positions: &[u8], values: &[u8], out: &mut Vec<u8>) {
-    out.push(RECORD);
-    out.push(header.positions.0 as u8 | (header.positions.1 as u8) << 4);
-    out.push(header.values.0 as u8 | (header.values.1 as u8) << 4);
-    out.push(u8::from(header.base.is_some()) | u8::from(header.result.is_some()) << 1);
-    for field in [
-        header.tensor,
-        header.tile,
-        header.changes,
-        positions.len() as u32,
-        values.len() as u32,
-    ] {
-        out.extend_from_slice(&field.to_le_bytes());
+/// The record with these fields and streams.
+pub fn encode(header: &ChunkHeader, positions: &[u8], values: &[u8]) -> Vec<u8> {
+    let mut head = Vec::with_capacity(48);
+    let by_class = header.positions.0 == PositionCodec::Classes;
+    debug_assert!(!by_class || header.base.is_none() && header.result.is_some());
+    if !by_class {
+        head.push(header.positions.0 as u8 | (header.values.0 as u8) << 4);
+        head.push(
+            u8::from(header.base.is_some())
+                | u8::from(header.result.is_some()) << 1
+                | (header.positions.1 as u8) << 2
+                | (header.values.1 as u8) << 4,
+        );
+    }
+    for field in [header.tensor, header.tile, header.changes] {
+        put_varint(field.into(), &mut head);
     }
     for digest in [header.base, header.result].into_iter().flatten() {
-        out.extend_from_slice(&digest.to_le_bytes());
+        head.extend_from_slice(&digest.to_le_bytes());
     }
-    out.extend_from_slice(positions);
-    out.extend_from_slice(values);
+    if !by_class {
+        put_varint(positions.len() as u64, &mut head);
+    }
+    let body = head.len() + positions.len() + values.len();
+    let mut out = Vec::with_capacity(body + 6 + CRC_LEN);
+    out.push(if by_class { CLASSES_RECORD } else { RECORD });
+    put_varint(body as u64, &mut out);
+    for part in [&head, positions, values] {
+        out.extend_from_slice(part);
+    }
+    seal(&mut out, 0);
+    out
 }
 
 impl Chunk {
@@ -132,10 +171,8 @@ impl Chunk {
         tensors: &[Tensor],
         limits: &Limits,
     ) -> Result<Self> {
-        let header = parse_fields(&record, tensors, limits).map_err(|e| e.at(offset))?;
-        let digests = usize::from(header.base.is_some()) + usize::from(header.result.is_some());
-        let positions_at = FIXED_LEN + 8 * digests;
-        let values_at = positions_at + u32_at(&record, 16) as usize;
+        let (header, positions_at, values_at) =
+            parse_fields(&record, tensors, limits).map_err(|e| e.at(offset))?;
         Ok(Self {
             header,
             offset,
@@ -176,113 +213,137 @@ impl Chunk {
     }
 
     /// Decodes positions and values, whose width is that of the tensor; ranks are to be located.
+    ///
+    /// Memory is taken only where that of `scratch` does not suffice.
     pub fn decode<W: Word>(&self, tensors: &[Tensor], scratch: &mut Scratch<W>) -> Result<()> {
         let name = &self.tensor(tensors).name;
-        let elements = self.tile_box(tensors)?.elements();
-        self.decode_parts(elements, scratch)
+        let place = self.tile_box(tensors)?;
+        self.decode_parts(place.elements(), place.rows as u32, scratch)
             .map_err(|e| e.at(self.offset).of(name))
     }
 
-    fn decode_parts<W: Word>(&self, elements: u32, scratch: &mut Scratch<W>) -> Result<()> {
+    fn decode_parts<W: Word>(
+        &self,
+        elements: u32,
+        rows: u32,
+        scratch: &mut Scratch<W>,
+    ) -> Result<()> {
         let changes = self.header.changes;
         let (position_codec, position_stage) = self.header.positions;
         let (value_codec, value_stage) = self.header.values;
+        let stored = &self.record[self.positions_at..self.values_at];
         let stored_values = &self.record[self.values_at..self.record.len() - CRC_LEN];
+        scratch.partition.clear();
+        if position_codec == PositionCodec::Classes {
+            let partition = &mut scratch.partition;
+            classes::decode(stored, changes, elements, rows, partition)?;
+            scratch.positions.clear();
+            if !partition.needs_base() {
+                std::mem::swap(&mut scratch.positions, &mut partition.ranks);
+                scratch.values.swap_steps(&mut partition.steps);
+            }
+            return Ok(());
+        }
         // Values are at least a bit a change (or a byte in 255, staged): a count is believed only then.
         if u64::from(changes) > 255 * 8 * stored_values.len() as u64 {
             return Err(Error::corrupt(format!("{changes} changes have no values")));
         }
-        let stored = &self.record[self.positions_at..self.values_at];
         let most = position_codec.max_len(changes, elements);
         let stream = stage::open(position_stage, stored, most, &mut scratch.stream)?;
-        scratch.partition.counts.clear();
-        if position_codec == PositionCodec::Ranks {
-            ranks::decode(stream, changes, elements, &mut scratch.partition)?;
-            scratch.positions.clear();
-            if scratch.partition.needs_base() {
-                if self.header.base.is_none() {
-                    return Err(Error::corrupt(
-                        "ranks in classes without a base digest [F12]",
-                    ));
-                }
-            } else {
-                std::mem::swap(&mut scratch.positions, &mut scratch.partition.ranks);
-            }
-        } else {
-            positions::decode(
-                position_codec,
-                stream,
-                changes,
-                elements,
-                &mut scratch.positions,
-            )?;
-            scratch.partition.counts.push(changes);
-        }
+        let positions = &mut scratch.positions;
+        positions::decode(position_codec, stream, changes, elements, positions)?;
         let most = value_codec.max_len(changes, W::WIDTH);
         let stream = stage::open(value_stage, stored_values, most, &mut scratch.stream)?;
-        let groups = &scratch.partition.counts;
-        scratch.grouped = value_codec == ValueCodec::Grouped;
-        values::decode(value_codec, stream, changes, groups, &mut scratch.values)
+        values::decode(value_codec, stream, changes, &mut scratch.values)
     }
 }
 
-fn parse_fields(record: &[u8], tensors: &[Tensor], limits: &Limits) -> Result<ChunkHeader> {
+fn parse_fields(record: &[u8], tensors: &[Tensor], limits: &Limits) -> Result<Fields> {
     let short = || Error::corrupt("a chunk is cut short");
-    let fixed = record.first_chunk::<FIXED_LEN>().ok_or_else(short)?;
-    if record_len(fixed, limits)? != record.len() as u64 {
+    if record.len() < MIN_LEN || record_len(record, limits)? != Some(record.len() as u64) {
         return Err(short());
     }
     let body = unseal(record, "chunk")?;
-    if body[0] != RECORD || body[3] > 3 {
-        return Err(Error::corrupt(
-            "not a chunk record, or reserved flags are set [F2]",
-        ));
+    let by_class = match body[0] {
+        RECORD => false,
+        CLASSES_RECORD => true,
+        _ => return Err(Error::corrupt("not a chunk record [F2]")),
+    };
+    let mut rest = &body[1..];
+    take_varint(&mut rest)?;
+    let (mut codecs, mut flags) = (
+        PositionCodec::Classes as u8 | (ValueCodec::Classes as u8) << 4,
+        2,
+    );
+    if !by_class {
+        let (head, others) = rest.split_first_chunk::<2>().ok_or_else(short)?;
+        [codecs, flags] = *head;
+        rest = others;
     }
-    let index = u32_at(body, 4);
+    let mut field = || -> Result<u32> {
+        u32::try_from(take_varint(&mut rest)?)
+            .map_err(|_| Error::corrupt("a field of a chunk exceeds 32 bits"))
+    };
+    let (index, tile, changes) = (field()?, field()?, field()?);
     let tensor = tensors
         .get(index as usize)
         .ok_or_else(|| Error::corrupt(format!("tensor {index} is not in the table")))?;
-    let parse = || {
-        let tile = u32_at(body, 8);
+    let parse = || -> Result<Fields> {
         let place = tensor
             .tile_box(tile)
             .ok_or_else(|| Error::corrupt(format!("the tensor has no tile {tile}")))?;
-        let changes = u32_at(body, 12);
         if changes == 0 || changes > place.elements() {
             let n = place.elements();
             return Err(Error::corrupt(format!(
                 "{changes} changes in {n} elements [F10]"
             )));
         }
-        let mut at = FIXED_LEN;
-        let mut digest = |bit: u8| {
-            (body[3] & bit != 0).then(|| {
-                at += 8;
-                u64_at(body, at - 8)
-            })
+        let mut rest = rest;
+        let mut digest = |bit: u8| -> Result<Option<u64>> {
+            if flags & bit == 0 {
+                return Ok(None);
+            }
+            let (bytes, others) = rest.split_first_chunk::<8>().ok_or_else(short)?;
+            rest = others;
+            Ok(Some(u64::from_le_bytes(*bytes)))
         };
         let header = ChunkHeader {
             positions: (
-                PositionCodec::from_id(body[1] & 15)?,
-                Stage::from_id(body[1] >> 4)?,
+                PositionCodec::from_id(codecs & 15)?,
+                Stage::from_id(flags >> 2 & 3)?,
             ),
             values: (
-                ValueCodec::from_id(body[2] & 15)?,
-                Stage::from_id(body[2] >> 4)?,
+                ValueCodec::from_id(codecs >> 4)?,
+                Stage::from_id(flags >> 4)?,
             ),
             tensor: index,
             tile,
             changes,
-            base: digest(1),
-            result: digest(2),
+            base: digest(1)?,
+            result: digest(2)?,
         };
-        if header.values.0.is_step() && header.base.is_none() {
-            return Err(Error::corrupt("steps without a base digest [F12]"));
+        if header.values.0.is_step() && header.base.or(header.result).is_none() {
+            return Err(Error::corrupt("steps without a digest [F12]"));
         }
         if header.values == (ValueCodec::Planes, Stage::Lz4) {
             return Err(Error::corrupt("a stage behind byte planes [F2]"));
         }
-        Ok(header)
+        let is_class = |p: PositionCodec, v: ValueCodec| {
+            (p == PositionCodec::Classes, v == ValueCodec::Classes)
+        };
+        let positions_len = match (by_class, is_class(header.positions.0, header.values.0)) {
+            (true, _) => rest.len() as u64,
+            (false, (false, false)) => take_varint(&mut rest)?,
+            _ => {
+                let message = "codecs of another record type [F14]";
+                return Err(Error::corrupt(message));
+            }
+        };
+        if positions_len > rest.len() as u64 {
+            return Err(short());
+        }
+        let positions_at = body.len() - rest.len();
+        Ok((header, positions_at, positions_at + positions_len as usize))
     };
     parse().map_err(|e| e.of(&tensor.name))
 }

@@ -1,92 +1,300 @@
-//! Which exponent classes suit a tile's changes, and the changes in their order.
+//! Which exponent classes and groups of rows suit a tile's changes, and the changes in their order.
 
-use deltawire_kernels::classes::{self, ClassMap, MAX_CLASSES};
+use deltawire_kernels::classes::{self, ClassMap, MAX_CLASSES, MAX_GROUPS};
+use deltawire_kernels::matrix::Divider;
+use deltawire_kernels::ordered::step;
 use deltawire_kernels::{Block, Matrix, Word};
 
-use crate::codec::Partition;
+use crate::codec::classes::{Partition, GROUPED_COLS};
+use crate::codec::geometric::{cost, minus_log2, parameter};
 use crate::table::Tensor;
 
-/// Fewest changes of a tile, and of a class at either end, that pay for a class of their own.
-const FEW: u32 = 24;
+/// Fewest changes of a tile that are worth classes.
+const FEW: usize = 24;
+/// Fewest changes of a tile, and of a row of it on average, whose rows are worth groups.
+const FEW_FOR_GROUPS: usize = 512;
+/// Bits that a group's parameters take, about, in 2^-16.
+const GROUP_COST: u64 = 160 << 16;
+/// Different sizes of rows that groups are made of.
+const BUCKETS: usize = 40;
 
-/// A partition, and for each of its ranks the index among the ascending positions.
-#[derive(Debug)]
-pub struct Classified {
-    /// Counts and ranks.
-    pub partition: Partition,
-    /// Order of the partition's ranks.
-    pub order: Vec<u32>,
+/// Memory that classifying reuses.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    exponents: Vec<u32>,
+    classes: Vec<u8>,
+    places: Vec<u32>,
+    row_counts: Vec<u32>,
 }
 
 /// Highest and lowest exponent that get a class of their own, from the exponents of changes.
-fn bounds(counts: &[u32], total: u32) -> Option<(u32, u32)> {
-    let few = FEW.max(total / 128);
-    let reach = |mut exponents: Box<dyn Iterator<Item = usize> + '_>| {
-        let mut sum = 0;
-        exponents.find(|&e| {
-            sum += counts[e];
-            sum > few
-        })
+fn bounds(counts: &[u32], total: usize) -> (u32, u32) {
+    let few = total / 512 + 8;
+    let mut sum = 0;
+    let mut enough = |e: &usize| {
+        sum += counts[*e] as usize;
+        sum > few
     };
-    let top = reach(Box::new((0..counts.len()).rev()))?;
-    let low = reach(Box::new(0..counts.len()))?;
-    (low < top).then_some((top as u32, low as u32))
+    let top = (0..counts.len()).rev().find(&mut enough).unwrap_or(0);
+    sum = 0;
+    let mut enough = |e: &usize| {
+        sum += counts[*e] as usize;
+        sum > few
+    };
+    let low = (0..counts.len()).find(&mut enough).unwrap_or(0);
+    (top as u32, low.min(top) as u32)
 }
 
-/// Groups a tile's changes by exponent of the base; `None` where that does not pay.
+/// Groups a tile's changes by exponent of the base, and its rows by how often they change; false where
+/// that does not pay.
 ///
-/// `old` are the elements at `positions`.
+/// `old` are the elements at `positions`, `new` what they become.
+#[allow(clippy::too_many_arguments)]
 pub fn classify<W: Word>(
     tensor: &Tensor,
     base: &Matrix<'_>,
     block: &Block,
     positions: &[u32],
     old: &[W],
-) -> Option<Classified> {
-    let total = positions.len() as u32;
-    // Where many elements change, the classes say little, and their lists are long.
-    if total < 2 * FEW || 4 * total as usize > block.len() / W::WIDTH {
-        return None;
-    }
-    let probe = tensor.class_map(0, 1)?;
-    let mut counts = vec![0u32; probe.mask as usize + 1];
+    new: &[W],
+    scratch: &mut Scratch,
+    out: &mut Partition<W>,
+) -> bool {
+    out.clear();
+    let Some(probe) = tensor.class_map(0, 1).filter(|_| positions.len() >= FEW) else {
+        return false;
+    };
+    let Scratch {
+        exponents,
+        classes,
+        places,
+        row_counts,
+    } = scratch;
+    exponents.clear();
+    exponents.resize(probe.mask as usize + 1, 0);
     for &bits in old {
-        counts[probe.exponent(bits) as usize] += 1;
+        exponents[probe.exponent(bits) as usize] += 1;
     }
-    let (top, low) = bounds(&counts, total)?;
-    let count = (top - low + 1).min(MAX_CLASSES as u32);
+    let (top, low) = bounds(exponents, positions.len());
     let map = ClassMap {
         top,
-        count,
+        count: (top - low + 1).min(MAX_CLASSES as u32),
         ..probe
     };
-    let mut found = Vec::with_capacity(positions.len());
-    classes::ranks::<W>(base, block, &map, positions, &mut found);
+    let count = map.count as usize;
+    group_rows(block, W::WIDTH, positions, row_counts, &mut out.rows);
+    let groups = out.rows.iter().max().map_or(1, |&g| usize::from(g) + 1);
 
-    let mut counts = vec![0u32; count as usize];
-    for (class, _) in &found {
-        counts[usize::from(*class)] += 1;
+    classes.clear();
+    classes.extend(old.iter().map(|&bits| map.class(bits) as u8));
+    out.top = top as u16;
+    out.classes = count;
+    out.counts.resize(groups * count, 0);
+    let divider = Divider::new(block.bytes / W::WIDTH);
+    let rows = &out.rows;
+    let class_of = |position: u32, class: u8| {
+        let group = match rows.is_empty() {
+            true => 0,
+            false => usize::from(rows[divider.divide(position) as usize]),
+        };
+        group * count + usize::from(class)
+    };
+    for (&position, &class) in positions.iter().zip(&*classes) {
+        out.counts[class_of(position, class)] += 1;
     }
-    let mut next: Vec<usize> = Vec::with_capacity(counts.len());
-    let mut sum = 0;
-    for &n in &counts {
-        next.push(sum);
-        sum += n as usize;
+    let begin = |places: &mut Vec<u32>| {
+        places.clear();
+        let mut sum = 0;
+        places.extend(out.counts.iter().map(|&n| {
+            sum += n;
+            sum - n
+        }));
+    };
+    begin(places);
+    out.steps.resize(positions.len(), W::default());
+    let order = tensor.order();
+    for (i, (&position, &class)) in positions.iter().zip(&*classes).enumerate() {
+        let place = &mut places[class_of(position, class)];
+        out.steps[*place as usize] = step(old[i], new[i], order);
+        *place += 1;
     }
-    let mut ranks = vec![0; found.len()];
-    let mut order = vec![0; found.len()];
-    for (i, (class, rank)) in found.into_iter().enumerate() {
-        let at = &mut next[usize::from(class)];
-        ranks[*at] = rank;
-        order[*at] = i as u32;
-        *at += 1;
+    begin(places);
+    out.ranks.resize(positions.len(), 0);
+    let ranks = &mut out.ranks;
+    classes::ranks::<W>(base, block, &map, rows, positions, classes, places, ranks);
+    if count * groups == 1 {
+        out.top = 0;
     }
-    Some(Classified {
-        partition: Partition {
-            top: top as u16,
-            counts,
-            ranks,
-        },
-        order,
-    })
+    true
+}
+
+/// Bucket of a row with so many changes.
+fn bucket(changes: u32) -> usize {
+    if changes < 8 {
+        return changes as usize;
+    }
+    // Four buckets an octave.
+    let octave = 31 - changes.leading_zeros();
+    let within = (changes >> (octave - 2)) & 3;
+    ((octave - 3) * 4 + within + 8).min(BUCKETS as u32 - 1) as usize
+}
+
+/// Rows and changes of one bucket, or of several.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    rows: u64,
+    changes: u64,
+}
+
+impl Share {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            rows: self.rows + other.rows,
+            changes: self.changes + other.changes,
+        }
+    }
+
+    /// About what the places of its changes take, and naming its rows among `rows`, in 2^-16 bits.
+    fn cost(self, cols: u64, rows: u64) -> u64 {
+        if self.rows == 0 {
+            return 0;
+        }
+        let unchanged = self.rows * cols - self.changes;
+        let places = match self.changes {
+            0 => 0,
+            n => cost(parameter(n, unchanged), n, unchanged),
+        };
+        let share = ((self.rows << 32) / rows).max(1);
+        places + self.rows * minus_log2(share) + GROUP_COST
+    }
+}
+
+/// Puts the rows of a tile into groups by how many changes they have, where that pays; else `out` stays
+/// empty.
+fn group_rows(
+    block: &Block,
+    width: usize,
+    positions: &[u32],
+    counts: &mut Vec<u32>,
+    out: &mut Vec<u8>,
+) {
+    let cols = block.bytes / width;
+    if (cols as u64) < GROUPED_COLS || positions.len() < FEW_FOR_GROUPS || block.rows < 16 {
+        return;
+    }
+    counts.clear();
+    counts.resize(block.rows, 0);
+    let divider = Divider::new(cols);
+    for &position in positions {
+        counts[divider.divide(position) as usize] += 1;
+    }
+    // Rows that differ by chance alone vary by their mean.
+    let (n, rows) = (positions.len() as u64, block.rows as u64);
+    let squares: u64 = counts.iter().map(|&c| u64::from(c) * u64::from(c)).sum();
+    let variance = (squares * rows).saturating_sub(n * n) / rows;
+    if variance < 2 * n {
+        return;
+    }
+    let mut shares = [Share::default(); BUCKETS];
+    for &count in counts.iter() {
+        let share = &mut shares[bucket(count)];
+        share.rows += 1;
+        share.changes += u64::from(count);
+    }
+    let ends = cut(&shares, cols as u64, rows);
+    if ends.len() < 2 {
+        return;
+    }
+    let mut group_of = [0u8; BUCKETS];
+    let mut first = 0;
+    for (group, &end) in ends.iter().enumerate() {
+        group_of[first..end].fill(group as u8);
+        first = end;
+    }
+    out.extend(counts.iter().map(|&c| group_of[bucket(c)]));
+    // Every group has rows, since an empty range never pays.
+    debug_assert!((0..ends.len()).all(|g| out.contains(&(g as u8))));
+}
+
+/// The cheapest division of the buckets into ranges: where each ends.
+fn cut(shares: &[Share; BUCKETS], cols: u64, rows: u64) -> Vec<usize> {
+    // costs[a][b] of buckets a..b as one group; empty ranges are not groups.
+    let mut costs = vec![[u64::MAX; BUCKETS + 1]; BUCKETS];
+    for a in 0..BUCKETS {
+        let mut share = Share::default();
+        for b in a..BUCKETS {
+            share = share.plus(shares[b]);
+            if share.rows > 0 {
+                costs[a][b + 1] = share.cost(cols, rows);
+            }
+        }
+    }
+    // best[g][b]: cost of the first b buckets in g + 1 groups, and where the last group begins.
+    let mut best = vec![[(u64::MAX, 0usize); BUCKETS + 1]; MAX_GROUPS];
+    for b in 1..=BUCKETS {
+        best[0][b] = (costs[0][b], 0);
+    }
+    for g in 1..MAX_GROUPS {
+        for b in 1..=BUCKETS {
+            for (a, costs) in costs.iter().enumerate().take(b).skip(1) {
+                let total = best[g - 1][a].0.saturating_add(costs[b]);
+                if total < best[g][b].0 {
+                    best[g][b] = (total, a);
+                }
+            }
+        }
+    }
+    let groups = (0..MAX_GROUPS)
+        .min_by_key(|&g| best[g][BUCKETS].0)
+        .unwrap_or(0);
+    let mut ends = vec![BUCKETS];
+    let mut end = BUCKETS;
+    for g in (1..=groups).rev() {
+        end = best[g][end].1;
+        ends.push(end);
+    }
+    ends.reverse();
+    ends
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_ascend() {
+        let mut last = 0;
+        for changes in 0..3_000_000u32 {
+            let b = bucket(changes);
+            assert!(b == last || b == last + 1, "{changes}");
+            last = b;
+        }
+        assert!(last < BUCKETS);
+    }
+
+    #[test]
+    fn rows_that_never_change_get_a_group() {
+        // 1,000 rows of 256: every tenth has 50 changes, the others none.
+        let block = Block {
+            row: 0,
+            rows: 1000,
+            byte: 0,
+            bytes: 512,
+        };
+        let positions: Vec<u32> = (0..1000u32)
+            .step_by(10)
+            .flat_map(|row| (0..50).map(move |i| row * 256 + 5 * i))
+            .collect();
+        let (mut counts, mut rows) = (vec![], vec![]);
+        group_rows(&block, 2, &positions, &mut counts, &mut rows);
+        assert!(rows
+            .iter()
+            .enumerate()
+            .all(|(i, &g)| g == u8::from(i % 10 == 0)));
+        // As many, spread evenly.
+        let positions: Vec<u32> = (0..5000).map(|i| i * 51).collect();
+        rows.clear();
+        group_rows(&block, 2, &positions, &mut counts, &mut rows);
+        assert!(rows.is_empty());
+    }
 }

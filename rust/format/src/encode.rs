@@ -1,15 +1,13 @@
 //! One tile's changes into one chunk record, under a profile.
 
-use deltawire_kernels::ordered::{step, Order};
+use deltawire_kernels::ordered::Order;
 use deltawire_kernels::Word;
 
 use crate::chunk::{self, ChunkHeader};
-use crate::classify::Classified;
 use crate::codec::positions::{self, Plan};
 use crate::codec::stage::compress;
-use crate::codec::{grouped, ranks, values, Partition, PositionCodec, Stage, ValueCodec};
+use crate::codec::{classes, values, Partition, PositionCodec, Stage, ValueCodec};
 use crate::error::{Error, Kind, Result};
-use crate::header::seal;
 
 /// Bits a change below which changes by class are taken without trying other codecs.
 const USUAL_BITS: usize = 10;
@@ -74,10 +72,6 @@ pub struct TileChanges<'a, W> {
     pub old: Option<&'a [W]>,
     /// Elements after; they differ from `old`.
     pub new: &'a [W],
-    /// The same by class, where that was worth finding.
-    pub classified: Option<&'a Classified>,
-    /// Lane 0 of the tile before.
-    pub base: Option<u64>,
     /// Lane 0 of the tile after.
     pub result: Option<u64>,
 }
@@ -126,14 +120,9 @@ fn encode_positions(profile: Profile, list: &[u32], elements: u32) -> Part<Posit
     };
     // `plans` is never empty; the first is the usual winner.
     let best = plans.iter().min_by_key(|p| p.bytes).unwrap_or(&plans[0]);
-    let mut part = run(best);
+    let part = run(best);
     if profile == Profile::Fast {
         return part;
-    }
-    if best.codec == PositionCodec::Rice {
-        part = part.smaller(with(PositionCodec::Ranks, |out| {
-            ranks::encode(&Partition::flat(list), out);
-        }));
     }
     // Regular patterns (a column, a stride) make a byte stream that LZ4 sees through.
     match plans.last() {
@@ -153,16 +142,6 @@ fn with<C>(codec: C, write: impl FnOnce(&mut Vec<u8>)) -> Part<C> {
     }
 }
 
-/// Grouped steps of groups with these counts; `None` where a step is too large for the codec.
-fn grouped(steps: &[i64], counts: &[u32]) -> Option<Part<ValueCodec>> {
-    let mut bytes = Vec::new();
-    grouped::encode(steps, counts, &mut bytes).then_some(Part {
-        codec: ValueCodec::Grouped,
-        stage: Stage::None,
-        bytes,
-    })
-}
-
 /// Values in the order of the positions.
 fn encode_values<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Part<ValueCodec> {
     let raw = || with(ValueCodec::Raw, |out| values::encode_raw(tile.new, out));
@@ -173,16 +152,9 @@ fn encode_values<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Part<V
     };
     match relative_to(profile, tile) {
         Some(old) => {
-            let mut steps = with(ValueCodec::Step, |out| {
+            let steps = with(ValueCodec::Step, |out| {
                 values::encode_steps(old, tile.new, tile.order, out)
             });
-            // Large steps are no better by group, and the lists are long.
-            if profile == Profile::Compact && steps.bytes.len() <= tile.new.len() * W::WIDTH {
-                let list = values::steps(old, tile.new, tile.order);
-                if let Some(grouped) = grouped(&list, &[list.len() as u32]) {
-                    steps = steps.smaller(grouped);
-                }
-            }
             // Steps of half an element's width and less are not beaten by absolute values.
             if steps.bytes.len() <= tile.new.len() * W::WIDTH / 2 {
                 return steps;
@@ -201,73 +173,67 @@ fn encode_values<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Part<V
 /// The old elements, where the profile lets values refer to them.
 fn relative_to<'a, W>(profile: Profile, tile: &TileChanges<'a, W>) -> Option<&'a [W]> {
     tile.old
-        .filter(|_| profile.is_relative() && tile.base.is_some())
-}
-
-/// Positions and values by exponent class.
-fn encode_classes<W: Word>(
-    profile: Profile,
-    tile: &TileChanges<'_, W>,
-) -> Option<(Part<PositionCodec>, Part<ValueCodec>)> {
-    let classified = tile.classified.filter(|_| profile == Profile::Compact)?;
-    let old = relative_to(profile, tile)?;
-    let step = |&i: &u32| step(old[i as usize], tile.new[i as usize], tile.order).to_i64();
-    let steps: Vec<i64> = classified.order.iter().map(step).collect();
-    let values = grouped(&steps, &classified.partition.counts)?;
-    let positions = with(PositionCodec::Ranks, |out| {
-        ranks::encode(&classified.partition, out)
-    });
-    Some((positions, values))
+        .filter(|_| profile.is_relative() && tile.result.is_some())
 }
 
 /// The smallest pair of positions and values under the profile.
 fn choose<W: Word>(
     profile: Profile,
     tile: &TileChanges<'_, W>,
+    partition: Option<&Partition<W>>,
+    scratch: &mut classes::Scratch,
 ) -> (Part<PositionCodec>, Part<ValueCodec>) {
-    let Some(classes) = encode_classes(profile, tile) else {
-        return (
+    let others = || {
+        (
             encode_positions(profile, tile.positions, tile.elements),
             encode_values(profile, tile),
-        );
+        )
     };
-    let size = classes.0.bytes.len() + classes.1.bytes.len();
+    let Some(partition) = partition.filter(|_| relative_to(profile, tile).is_some()) else {
+        return others();
+    };
+    let by_class = (
+        with(PositionCodec::Classes, |out| {
+            classes::encode(partition, scratch, out)
+        }),
+        with(ValueCodec::Classes, |_| {}),
+    );
+    let size = by_class.0.bytes.len();
     // Scattered changes at the usual cost: nothing else comes near.
-    let touching = tile
-        .positions
-        .windows(2)
-        .filter(|w| w[0] + 1 == w[1])
-        .count();
-    if 8 * size <= USUAL_BITS * tile.new.len() && 4 * touching <= tile.new.len() {
-        return classes;
+    let n = tile.new.len();
+    let touching = tile.positions.windows(2).filter(|w| w[0] + 1 == w[1]);
+    if 8 * size <= USUAL_BITS * n && 4 * touching.count() <= n {
+        return by_class;
     }
     let positions = encode_positions(profile, tile.positions, tile.elements);
     // Without classes a change takes its position and at least a sign.
-    if positions.bytes.len() + tile.new.len() / 8 >= size {
-        return classes;
+    if positions.bytes.len() + n / 8 >= size {
+        return by_class;
     }
     let values = encode_values(profile, tile);
     if positions.bytes.len() + values.bytes.len() < size {
         (positions, values)
     } else {
-        classes
+        by_class
     }
 }
 
-/// The chunk record of a tile.
-pub fn tile<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Vec<u8> {
-    let (positions, values) = choose(profile, tile);
+/// The chunk record of a tile; `partition` holds the same changes by class, where the profile wants them.
+pub fn tile<W: Word>(
+    profile: Profile,
+    tile: &TileChanges<'_, W>,
+    partition: Option<&Partition<W>>,
+    scratch: &mut classes::Scratch,
+) -> Vec<u8> {
+    let (positions, values) = choose(profile, tile, partition, scratch);
     let header = ChunkHeader {
         positions: (positions.codec, positions.stage),
         values: (values.codec, values.stage),
         tensor: tile.tensor,
         tile: tile.tile,
         changes: tile.positions.len() as u32,
-        base: tile.base.filter(|_| profile.is_relative()),
+        base: None,
         result: tile.result,
     };
-    let mut out = Vec::with_capacity(64 + positions.bytes.len() + values.bytes.len());
-    chunk::encode(&header, &positions.bytes, &values.bytes, &mut out);
-    seal(&mut out, 0);
-    out
+    chunk::encode(&header, &positions.bytes, &values.bytes)
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use deltawire_kernels::Digest;
-use serde_bytes::ByteArray;
+use serde_bytes::{ByteArray, ByteBuf};
 
+use crate::columns::Columns;
 use crate::error::{Error, Kind, Result};
 use crate::limits::Limits;
 use crate::payload::{from_bytes16, pack, payload, to_bytes16, unpack, Text, TextMap};
@@ -17,13 +18,13 @@ pub const MAJOR: u16 = 1;
 /// Minor version that this crate writes.
 pub const MINOR: u16 = 0;
 /// Bytes before the payload.
-pub const FIXED_LEN: usize = 32;
+pub const FIXED_LEN: usize = 24;
 /// Bytes of a checksum.
 pub const CRC_LEN: usize = 4;
 
 /// Required feature: the payload is an LZ4 stage.
-const LZ4_HEADER: u64 = 1;
-const KNOWN_REQUIRED: u64 = LZ4_HEADER;
+const LZ4_HEADER: u32 = 1;
+const KNOWN_REQUIRED: u32 = LZ4_HEADER;
 
 /// What a delta says about itself before its first chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,9 +47,6 @@ pub struct Header {
     pub format: (u16, u16),
 }
 
-/// Name, dtype, width, shape, tile.
-type Entry = (Text, Text, u8, Vec<u64>, [u64; 2]);
-
 payload!(Payload {
     run: Text,
     version: u64,
@@ -56,7 +54,13 @@ payload!(Payload {
     base_state: Option<ByteArray<16>>,
     profile: Text,
     meta: TextMap,
-    tensors: Vec<Entry>,
+    names: Vec<Text>,
+    numbers: ByteBuf,
+    dtypes: Vec<Text>,
+    dtype: ByteBuf,
+    rank: ByteBuf,
+    shapes: ByteBuf,
+    tiles: ByteBuf,
 });
 
 /// Appends a CRC-32 of `out[from..]`.
@@ -84,15 +88,10 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(raw)
 }
 
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut raw = [0; 8];
-    raw.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(raw)
-}
-
 impl Header {
     /// The header's bytes.
     pub fn encode(&self, limits: &Limits) -> Result<Vec<u8>> {
+        let columns = Columns::of(&self.tensors);
         let payload = Payload {
             run: Text(self.run.clone()),
             version: self.version,
@@ -100,19 +99,13 @@ impl Header {
             base_state: to_bytes16(self.base_state),
             profile: Text(self.profile.clone()),
             meta: TextMap(self.meta.clone()),
-            tensors: self
-                .tensors
-                .iter()
-                .map(|t| {
-                    (
-                        Text(t.name.clone()),
-                        Text(t.dtype.clone()),
-                        t.width,
-                        t.shape.clone(),
-                        t.tile,
-                    )
-                })
-                .collect(),
+            names: columns.names.into_iter().map(Text).collect(),
+            numbers: columns.numbers.into(),
+            dtypes: columns.dtypes.into_iter().map(Text).collect(),
+            dtype: columns.dtype.into(),
+            rank: columns.rank.into(),
+            shapes: columns.shapes.into(),
+            tiles: columns.tiles.into(),
         };
         let (payload, lz4) = pack(&payload)?;
         if payload.len() as u64 > limits.max_header_bytes {
@@ -124,13 +117,13 @@ impl Header {
         out.extend_from_slice(&MINOR.to_le_bytes());
         out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
         out.extend_from_slice(&(if lz4 { LZ4_HEADER } else { 0 }).to_le_bytes());
-        out.extend_from_slice(&0u64.to_le_bytes());
+        out.extend_from_slice(&0u32.to_le_bytes());
         out.extend_from_slice(&payload);
         seal(&mut out, 0);
         Ok(out)
     }
 
-    /// Length of the whole header, from its first 32 bytes.
+    /// Length of the whole header, from its first 24 bytes.
     ///
     /// Magic and major version are checked before the length is believed.
     pub fn length(fixed: &[u8; FIXED_LEN], limits: &Limits) -> Result<u64> {
@@ -157,7 +150,7 @@ impl Header {
             return Err(short());
         }
         let body = unseal(record, "header").map_err(|e| e.at(0))?;
-        let required = u64_at(body, 16);
+        let required = u32_at(body, 16);
         if required & !KNOWN_REQUIRED != 0 {
             let message = format!(
                 "required features {:#x} are not known; a newer deltawire reads this delta [F7]",
@@ -173,26 +166,28 @@ impl Header {
             "header",
         )
         .map_err(at_payload)?;
-        if payload.tensors.len() as u64 > limits.max_tensors {
-            let message = format!("{} tensors", payload.tensors.len());
+        if payload.names.len() as u64 > limits.max_tensors {
+            let message = format!("{} tensors", payload.names.len());
             return Err(at_payload(Error::limit(message)));
         }
-        let mut tensors = Vec::with_capacity(payload.tensors.len());
-        for (Text(name), Text(dtype), width, shape, tile) in payload.tensors {
-            // A layout that no writer can mean is a corrupt delta, not a mismatch.
-            let tensor = Tensor::new(name, dtype, shape, tile).map_err(|e| match e.kind {
-                Kind::Layout => at_payload(Error {
-                    kind: Kind::Corrupt,
-                    ..e
-                }),
-                _ => at_payload(e),
-            })?;
-            if tensor.width != width {
-                let message = format!("{} elements of {width} bytes [F9]", tensor.dtype);
-                return Err(at_payload(Error::corrupt(message).of(&tensor.name)));
-            }
-            tensors.push(tensor);
-        }
+        let texts = |list: Vec<Text>| list.into_iter().map(|t| t.0).collect();
+        let columns = Columns {
+            names: texts(payload.names),
+            numbers: payload.numbers.into_vec(),
+            dtypes: texts(payload.dtypes),
+            dtype: payload.dtype.into_vec(),
+            rank: payload.rank.into_vec(),
+            shapes: payload.shapes.into_vec(),
+            tiles: payload.tiles.into_vec(),
+        };
+        // A layout that no writer can mean is a corrupt delta, not a mismatch.
+        let tensors = columns.tensors().map_err(|e| match e.kind {
+            Kind::Layout => at_payload(Error {
+                kind: Kind::Corrupt,
+                ..e
+            }),
+            _ => at_payload(e),
+        })?;
         check_unique(&tensors).map_err(|e| {
             at_payload(Error {
                 kind: Kind::Corrupt,

@@ -3,21 +3,19 @@
 use deltawire_kernels::Digest;
 use serde_bytes::{ByteArray, ByteBuf};
 
-use crate::bits::{put_varint, take_varint};
+use crate::bits::{put_varint, take_varint, unzigzag, zigzag};
 use crate::error::{Error, Result};
-use crate::header::{seal, u32_at, u64_at, unseal, CRC_LEN};
+use crate::header::{seal, u32_at, unseal, CRC_LEN};
 use crate::limits::Limits;
 use crate::payload::{from_bytes16, pack, payload, to_bytes16, unpack};
 use crate::table::Tensor;
 
 /// Record type of the index.
 pub const RECORD: u8 = 2;
-/// Record type of the trailer.
-pub const TRAILER_RECORD: u8 = 3;
 /// Bytes before the index' payload.
 pub const FIXED_LEN: usize = 8;
 /// Bytes of the trailer.
-pub const TRAILER_LEN: usize = 24;
+pub const TRAILER_LEN: usize = 12;
 /// Last bytes of a delta.
 pub const END_MAGIC: [u8; 4] = *b"DWE\n";
 
@@ -41,8 +39,9 @@ pub struct Index {
     pub chunks: Vec<ChunkPlace>,
     /// Sum of their changes.
     pub changed: u64,
-    /// State digest of each tensor after the delta.
-    pub digests: Vec<Option<Digest>>,
+    /// Low half of lane 0 of the state digest of each tensor after the delta, where it is known and the
+    /// chunks do not tell it.
+    pub digests: Vec<Option<u32>>,
     /// State digest of the base, over all tensors.
     pub base_state: Option<Digest>,
     /// State digest after the delta, over all tensors.
@@ -50,10 +49,11 @@ pub struct Index {
 }
 
 payload!(Payload {
-    count: u64,
     changed: u64,
-    chunks: ByteBuf,
-    digests: Vec<Option<ByteArray<16>>>,
+    tensors: ByteBuf,
+    tiles: ByteBuf,
+    lengths: ByteBuf,
+    digests: Vec<Option<u32>>,
     base_state: Option<ByteArray<16>>,
     result_state: Option<ByteArray<16>>,
 });
@@ -61,17 +61,24 @@ payload!(Payload {
 impl Index {
     /// The index record.
     pub fn encode(&self, limits: &Limits) -> Result<Vec<u8>> {
-        let mut chunks = Vec::with_capacity(6 * self.chunks.len());
+        let (mut tensors, mut tiles, mut lengths) = (vec![], vec![], vec![]);
+        let (mut tensor, mut tile) = (0, 0);
         for place in &self.chunks {
-            put_varint(place.tensor.into(), &mut chunks);
-            put_varint(place.tile.into(), &mut chunks);
-            put_varint(place.length.into(), &mut chunks);
+            if place.tensor != tensor {
+                tile = 0;
+            }
+            let difference = i64::from(place.tensor) - i64::from(tensor);
+            put_varint(zigzag(difference), &mut tensors);
+            put_varint(u64::from(place.tile).saturating_sub(tile), &mut tiles);
+            put_varint(place.length.into(), &mut lengths);
+            (tensor, tile) = (place.tensor, u64::from(place.tile) + 1);
         }
         let payload = Payload {
-            count: self.chunks.len() as u64,
             changed: self.changed,
-            chunks: ByteBuf::from(chunks),
-            digests: self.digests.iter().map(|d| to_bytes16(*d)).collect(),
+            tensors: tensors.into(),
+            tiles: tiles.into(),
+            lengths: lengths.into(),
+            digests: self.digests.clone(),
             base_state: to_bytes16(self.base_state),
             result_state: to_bytes16(self.result_state),
         };
@@ -138,20 +145,13 @@ impl Index {
             let (n, m) = (payload.digests.len(), tensors.len());
             return Err(Error::corrupt(format!("{n} digests for {m} tensors [F19]")));
         }
-        let index = Self {
+        Ok(Self {
             chunks,
             changed: payload.changed,
-            digests: payload.digests.into_iter().map(from_bytes16).collect(),
+            digests: payload.digests,
             base_state: from_bytes16(payload.base_state),
             result_state: from_bytes16(payload.result_state),
-        };
-        if let (Some(sum), Some(state)) = (sum(&index.digests), index.result_state) {
-            if sum != state {
-                let message = "the tensors' digests do not add up to the result state [F20]";
-                return Err(Error::corrupt(message));
-            }
-        }
-        Ok(index)
+        })
     }
 
     /// Refuses a base state that differs from the header's [F20].
@@ -166,10 +166,8 @@ impl Index {
 }
 
 /// Sum of the digests, where all are known.
-pub(crate) fn sum(digests: &[Option<Digest>]) -> Option<Digest> {
-    digests
-        .iter()
-        .try_fold(Digest::default(), |sum, d| d.map(|d| sum.plus(d)))
+pub(crate) fn sum(mut digests: impl Iterator<Item = Option<Digest>>) -> Option<Digest> {
+    digests.try_fold(Digest::default(), |sum, d| d.map(|d| sum.plus(d)))
 }
 
 fn parse_places(
@@ -177,23 +175,27 @@ fn parse_places(
     first_chunk: u64,
     tensors: &[Tensor],
 ) -> Result<Vec<ChunkPlace>> {
-    // Three varints of at least a byte each.
-    if payload.count > payload.chunks.len() as u64 / 3 {
-        return Err(Error::corrupt(format!(
-            "{} chunks do not fit [F19]",
-            payload.count
-        )));
-    }
-    let mut places: Vec<ChunkPlace> = Vec::with_capacity(payload.count as usize);
+    let mut places: Vec<ChunkPlace> = Vec::new();
     let mut seen = vec![false; tensors.len()];
-    let mut rest = &payload.chunks[..];
+    let [mut numbers, mut tiles, mut lengths] =
+        [&payload.tensors, &payload.tiles, &payload.lengths].map(|column| &column[..]);
     let mut offset = first_chunk;
-    for _ in 0..payload.count {
-        let mut field = || -> Result<u32> {
-            u32::try_from(take_varint(&mut rest)?)
-                .map_err(|_| Error::corrupt("a chunk's place exceeds 32 bits [F19]"))
+    while !numbers.is_empty() {
+        let field = |value: Option<u64>| -> Result<u32> {
+            value
+                .and_then(|v| u32::try_from(v).ok())
+                .ok_or_else(|| Error::corrupt("a chunk's place exceeds 32 bits [F19]"))
         };
-        let (tensor, tile, length) = (field()?, field()?, field()?);
+        let difference = unzigzag(take_varint(&mut numbers)?);
+        let last = places.last().map_or((0, 0), |p| (p.tensor, p.tile + 1));
+        let tensor = field(u64::from(last.0).checked_add_signed(difference))?;
+        let skipped = take_varint(&mut tiles)?;
+        let tile = field(if tensor == last.0 {
+            u64::from(last.1).checked_add(skipped)
+        } else {
+            Some(skipped)
+        })?;
+        let length = field(Some(take_varint(&mut lengths)?))?;
         check_order(
             places.last().map(|p| (p.tensor, p.tile)),
             (tensor, tile),
@@ -212,7 +214,7 @@ fn parse_places(
         });
         offset = offset.saturating_add(u64::from(length));
     }
-    if !rest.is_empty() {
+    if !(tiles.is_empty() && lengths.is_empty()) {
         return Err(Error::corrupt("bytes follow the chunks' places [F19]"));
     }
     Ok(places)
@@ -248,10 +250,8 @@ pub(crate) fn check_order(
 }
 
 /// The trailer's bytes.
-pub fn encode_trailer(index_offset: u64, index_len: u32) -> [u8; TRAILER_LEN] {
-    let mut out = vec![TRAILER_RECORD, 0, 0, 0];
-    out.extend_from_slice(&index_len.to_le_bytes());
-    out.extend_from_slice(&index_offset.to_le_bytes());
+pub fn encode_trailer(index_len: u32) -> [u8; TRAILER_LEN] {
+    let mut out = index_len.to_le_bytes().to_vec();
     seal(&mut out, 0);
     out.extend_from_slice(&END_MAGIC);
     let mut trailer = [0; TRAILER_LEN];
@@ -262,24 +262,18 @@ pub fn encode_trailer(index_offset: u64, index_len: u32) -> [u8; TRAILER_LEN] {
 /// Offset and length of the index, from a trailer at `offset`.
 pub fn decode_trailer(bytes: &[u8; TRAILER_LEN], offset: u64) -> Result<(u64, u32)> {
     let check = || {
-        if bytes[20..] != END_MAGIC {
+        if bytes[8..] != END_MAGIC {
             return Err(Error::corrupt(
                 "the end of a delta is missing: cut short, or not a delta",
             ));
         }
-        let body = unseal(&bytes[..20], "trailer")?;
-        if body[..4] != [TRAILER_RECORD, 0, 0, 0] {
-            return Err(Error::corrupt(
-                "not a trailer, or reserved bytes are set [F2]",
-            ));
+        let length = u32_at(unseal(&bytes[..8], "trailer")?, 0);
+        match offset.checked_sub(length.into()) {
+            Some(at) => Ok((at, length)),
+            None => Err(Error::corrupt(
+                "the index is longer than what is before the trailer [F21]",
+            )),
         }
-        let (length, at) = (u32_at(body, 4), u64_at(body, 8));
-        if at.checked_add(u64::from(length)) != Some(offset) {
-            return Err(Error::corrupt(
-                "the index does not end where the trailer begins [F21]",
-            ));
-        }
-        Ok((at, length))
     };
     check().map_err(|e: Error| e.at(offset))
 }

@@ -20,6 +20,7 @@ pub mod bits;
 pub mod chunk;
 pub mod classify;
 pub mod codec;
+mod columns;
 pub mod dtype;
 pub mod encode;
 pub mod error;
@@ -31,8 +32,10 @@ mod permits;
 mod prepared;
 pub mod push;
 pub mod reader;
+mod scratch;
 pub mod state;
 pub mod table;
+mod tile;
 pub mod tiling;
 pub mod writer;
 

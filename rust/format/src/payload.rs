@@ -130,11 +130,14 @@ pub(crate) fn from_bytes16(bytes: Option<ByteArray<16>>) -> Option<Digest> {
     bytes.map(|b| Digest::from_bytes(*b))
 }
 
+/// What payloads are likely to contain, for LZ4; part of the format.
+const DICTIONARY: &[u8] = include_bytes!("dictionary-v1.bin");
+
 /// A payload as MessagePack with string keys, and whether LZ4 made it smaller.
 pub(crate) fn pack<T: Serialize>(payload: &T) -> Result<(Vec<u8>, bool)> {
     let plain = rmp_serde::to_vec_named(payload)
         .map_err(|e| Error::new(Kind::Layout, format!("cannot be written: {e}")))?;
-    let packed = stage::compress(&plain);
+    let packed = stage::compress_with(&plain, DICTIONARY);
     if packed.len() < plain.len() {
         return Ok((packed, true));
     }
@@ -150,7 +153,7 @@ pub(crate) fn unpack<T: DeserializeOwned>(
 ) -> Result<T> {
     let mut scratch = Vec::new();
     let plain = if lz4 {
-        stage::decompress(stored, limits.max_header_bytes, &mut scratch)?;
+        stage::decompress_with(stored, limits.max_header_bytes, DICTIONARY, &mut scratch)?;
         &scratch[..]
     } else {
         stored

@@ -125,7 +125,7 @@ impl PushReader {
             Expect::Header => self.step_header(),
             Expect::Record => match self.waiting().first() {
                 None => Ok(false),
-                Some(&chunk::RECORD) => self.step_chunk(chunks),
+                Some(&(chunk::RECORD | chunk::CLASSES_RECORD)) => self.step_chunk(chunks),
                 Some(&index::RECORD) => self.step_index(),
                 Some(other) => Err(Error::corrupt(format!("record type {other} [F2]"))),
             },
@@ -159,10 +159,10 @@ impl PushReader {
     }
 
     fn step_chunk(&mut self, chunks: &mut Vec<Chunk>) -> Result<bool> {
-        let Some(fixed) = self.waiting().first_chunk() else {
+        let Some(length) = chunk::record_len(self.waiting(), &self.limits)? else {
             return Ok(false);
         };
-        let length = chunk::record_len(fixed, &self.limits)? as usize;
+        let length = length as usize;
         let Some(record) = self.waiting().get(..length) else {
             return Ok(false);
         };

@@ -62,7 +62,7 @@ impl TileBox {
 }
 
 /// Rows and columns of the matrix that stands for a shape; `None` on overflow of 63 bits.
-fn matrix(shape: &[u64], width: u8) -> Option<(u64, u64)> {
+pub(crate) fn matrix(shape: &[u64], width: u8) -> Option<(u64, u64)> {
     let (rows, cols) = match shape {
         [] => (1, 1),
         [length] => (*length, 1),

@@ -3,17 +3,18 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
+use deltawire_kernels::{Digest, Matrix};
 use rayon::prelude::*;
 
-use crate::classify::classify;
-use crate::encode::{self, Profile, TileChanges};
+use crate::encode::Profile;
 use crate::error::{Error, Kind, Result};
 use crate::header::{check_unique, Header};
 use crate::index::{check_order, encode_trailer, sum, ChunkPlace, Index};
 use crate::limits::Limits;
 use crate::permits::Permits;
+use crate::scratch::Pool;
 use crate::table::Tensor;
+use crate::tile::{self, EncodedTile, TilePick, Work};
 use crate::with_word;
 
 /// Tiles that each thread encodes before their records are written in order.
@@ -21,9 +22,6 @@ const TILES_PER_THREAD: usize = 16;
 /// Dense bytes of the tiles that are encoded before their records are written: records are never much
 /// larger, so this bounds memory whatever the number of threads.
 const WINDOW_BYTES: u64 = 32 << 20;
-
-/// Bytes of one side that are compared before they are digested.
-const CACHED_BYTES: usize = 128 << 10;
 
 /// Both states of one tensor.
 #[derive(Clone, Copy, Debug)]
@@ -74,18 +72,11 @@ pub struct Writer<W: Write> {
     header: Header,
     offset: u64,
     index: Index,
-    base_digests: Vec<Option<Digest>>,
+    /// Digests of each tensor before and after, and its tiles that have no chunk with a digest.
+    digests: Vec<Option<[Digest; 2]>>,
+    untold: Vec<u32>,
     seen: Vec<bool>,
-}
-
-/// A tile as encoded: no record where nothing changed.
-struct EncodedTile {
-    tensor: u32,
-    tile: u32,
-    record: Vec<u8>,
-    changed: u64,
-    base: Digest,
-    result: Digest,
+    scratch: Arc<Pool>,
 }
 
 impl<W: Write> Writer<W> {
@@ -101,10 +92,7 @@ impl<W: Write> Writer<W> {
         let bytes = header.encode(&limits)?;
         sink.write_all(&bytes)?;
         let n = header.tensors.len();
-        let index = Index {
-            digests: vec![None; n],
-            ..Index::default()
-        };
+        let untold = header.tensors.iter().map(Tensor::tiles).collect();
         Ok(Self {
             sink,
             profile,
@@ -113,9 +101,11 @@ impl<W: Write> Writer<W> {
             pool,
             offset: bytes.len() as u64,
             header,
-            index,
-            base_digests: vec![None; n],
+            index: Index::default(),
+            digests: vec![None; n],
+            untold,
             seen: vec![false; n],
+            scratch: Arc::default(),
         })
     }
 
@@ -151,15 +141,19 @@ impl<W: Write> Writer<W> {
             check_matrix(&entry, &pair.new)?;
             entries.push(entry);
         }
-        let (profile, permits) = (self.profile, Arc::clone(&self.permits));
+        let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
+        let work = Work {
+            profile: self.profile,
+            permits: &permits,
+            scratch: &scratch,
+        };
         let pool = Arc::clone(&self.pool);
         let tiles = pairs
             .iter()
             .zip(&entries)
             .flat_map(|(pair, entry)| (0..entry.tiles()).map(move |tile| (pair, entry, tile)));
         for (pair, entry) in pairs.iter().zip(&entries) {
-            self.index.digests[pair.tensor as usize] = Some(entry.start());
-            self.base_digests[pair.tensor as usize] = Some(entry.start());
+            self.digests[pair.tensor as usize] = Some([entry.start(); 2]);
         }
         let window = TILES_PER_THREAD * pool.current_num_threads();
         let mut tiles = tiles.peekable();
@@ -177,7 +171,7 @@ impl<W: Write> Writer<W> {
                 batch
                     .into_par_iter()
                     .map(|(pair, entry, tile)| {
-                        with_word!(entry.width, T => compare_tile::<T>(profile, &permits, pair, entry, tile))
+                        with_word!(entry.width, T => tile::compare::<T>(&work, pair, entry, tile))
                     })
                     .collect()
             });
@@ -220,12 +214,16 @@ impl<W: Write> Writer<W> {
                 entry.elements()
             ));
         }
-        let order = tile_order(&entry, found.positions);
+        let order = tile::order(&entry, found.positions);
         if found.base.is_some() {
-            self.index.digests[found.tensor as usize] = Some(entry.start());
-            self.base_digests[found.tensor as usize] = Some(entry.start());
+            self.digests[found.tensor as usize] = Some([entry.start(); 2]);
         }
-        let (profile, permits) = (self.profile, Arc::clone(&self.permits));
+        let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
+        let work = Work {
+            profile: self.profile,
+            permits: &permits,
+            scratch: &scratch,
+        };
         let mut picked = order.chunk_by(|a, b| a.0 == b.0).peekable();
         let window = TILES_PER_THREAD * self.pool.current_num_threads();
         // With a base every tile is visited for its digest; without, only those that change.
@@ -254,7 +252,7 @@ impl<W: Write> Writer<W> {
                 batch
                     .into_par_iter()
                     .map(|(tile, run)| {
-                        with_word!(entry.width, T => found_tile::<T>(profile, &permits, found, &entry, tile, run))
+                        with_word!(entry.width, T => tile::found::<T>(&work, found, &entry, tile, run))
                     })
                     .collect()
             });
@@ -267,11 +265,11 @@ impl<W: Write> Writer<W> {
 
     fn write_tile(&mut self, tile: EncodedTile) -> Result<()> {
         let t = tile.tensor as usize;
-        self.index.digests[t] = self.index.digests[t].map(|d| d.plus(tile.result));
-        self.base_digests[t] = self.base_digests[t].map(|d| d.plus(tile.base));
+        self.digests[t] = self.digests[t].map(|[a, b]| [a.plus(tile.base), b.plus(tile.result)]);
         if tile.record.is_empty() {
             return Ok(());
         }
+        self.untold[t] -= 1;
         let length = tile.record.len() as u32;
         self.sink.write_all(&tile.record)?;
         self.index.chunks.push(ChunkPlace {
@@ -290,8 +288,17 @@ impl<W: Write> Writer<W> {
     /// A tensor that was never added is not part of the delta and has no digest.
     pub fn finish(mut self) -> Result<(W, Summary)> {
         debug_assert!(self.is_ordered());
-        self.index.base_state = sum(&self.base_digests);
-        self.index.result_state = sum(&self.index.digests);
+        let side = |i: usize| sum(self.digests.iter().map(move |d| d.map(|d| d[i])));
+        self.index.base_state = side(0);
+        self.index.result_state = side(1);
+        // Where every tile has a chunk, their digests tell the tensor's [F20].
+        let told = self.untold.iter().zip(&self.header.tensors);
+        self.index.digests = (self.digests.iter().zip(told))
+            .map(|(d, (&untold, t))| {
+                d.filter(|_| untold > 0 || t.tiles() == 0)
+                    .map(|d| d[1].lanes[0] as u32)
+            })
+            .collect();
         if self.index.base_state.is_some() {
             self.index.check_base(self.header.base_state).map_err(|_| {
                 Error::new(
@@ -302,7 +309,7 @@ impl<W: Write> Writer<W> {
             })?;
         }
         let index = self.index.encode(&self.limits)?;
-        let trailer = encode_trailer(self.offset, index.len() as u32);
+        let trailer = encode_trailer(index.len() as u32);
         self.sink.write_all(&index)?;
         self.sink.write_all(&trailer)?;
         self.sink.flush()?;
@@ -347,180 +354,9 @@ pub(crate) fn check_matrix(entry: &Tensor, matrix: &Matrix<'_>) -> Result<()> {
     Err(Error::new(Kind::Layout, message).of(&entry.name))
 }
 
+/// Dense bytes of a tile.
 fn tile_bytes(entry: &Tensor, tile: u32) -> u64 {
     entry
         .tile_box(tile)
         .map_or(0, |b| u64::from(b.elements()) * u64::from(entry.width))
-}
-
-fn compare_tile<T: Word>(
-    profile: Profile,
-    permits: &Permits,
-    pair: &Pair<'_>,
-    entry: &Tensor,
-    tile: u32,
-) -> EncodedTile {
-    let mut out = EncodedTile {
-        tensor: pair.tensor,
-        tile,
-        record: Vec::new(),
-        changed: 0,
-        base: Digest::default(),
-        result: Digest::default(),
-    };
-    let Some(place) = entry.tile_box(tile) else {
-        return out;
-    };
-    let block = place.block(entry.width);
-    let (mut positions, mut part_positions) = (Vec::new(), Vec::new());
-    let (mut old, mut new): (Vec<T>, Vec<T>) = (Vec::new(), Vec::new());
-    // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
-    let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
-    for first in (0..block.rows).step_by(step) {
-        let part = Block {
-            row: block.row + first,
-            rows: step.min(block.rows - first),
-            ..block
-        };
-        part_positions.clear();
-        scan::differing::<T>(&pair.base, &pair.new, &part, &mut part_positions);
-        scan::gather(&pair.base, &part, &part_positions, &mut old);
-        scan::gather(&pair.new, &part, &part_positions, &mut new);
-        let part_new = &new[positions.len()..];
-        let base = digest::block(entry.key(), &pair.base, &part);
-        let change = digest::change(entry.key(), &pair.base, &part, &part_positions, part_new);
-        out.base = out.base.plus(base);
-        out.result = out.result.plus(base).plus(change);
-        let offset = (first * block.bytes / T::WIDTH) as u32;
-        positions.extend(part_positions.iter().map(|p| p + offset));
-    }
-    if !positions.is_empty() {
-        let _permit = permits.enter(positions.len());
-        finish_tile(profile, &pair.base, entry, &positions, &old, &new, &mut out);
-    }
-    out
-}
-
-/// Encodes changes of a tile whose base is at hand; both digests are known.
-fn finish_tile<T: Word>(
-    profile: Profile,
-    base: &Matrix<'_>,
-    entry: &Tensor,
-    positions: &[u32],
-    old: &[T],
-    new: &[T],
-    out: &mut EncodedTile,
-) {
-    let Some(place) = entry.tile_box(out.tile) else {
-        return;
-    };
-    let block = place.block(entry.width);
-    out.changed = positions.len() as u64;
-    let classified = match profile {
-        Profile::Compact => classify(entry, base, &block, positions, old),
-        _ => None,
-    };
-    out.record = encode::tile(
-        profile,
-        &TileChanges {
-            classified: classified.as_ref(),
-            tensor: out.tensor,
-            tile: out.tile,
-            elements: place.elements(),
-            order: entry.order(),
-            positions,
-            old: Some(old),
-            new,
-            base: Some(out.base.lanes[0]),
-            result: Some(out.result.lanes[0]),
-        },
-    );
-}
-
-/// A change by tile, element within it, and index among the changes given.
-type TilePick = (u32, u32, usize);
-
-/// Changes in tile order. Flat order is tile order only where tiles span all columns.
-fn tile_order(entry: &Tensor, positions: &[i64]) -> Vec<TilePick> {
-    let across = entry.cols.div_ceil(entry.tile[1].max(1)).max(1);
-    let mut picks: Vec<TilePick> = positions
-        .iter()
-        .enumerate()
-        .map(|(i, &position)| {
-            let (row, col) = (position as u64 / entry.cols, position as u64 % entry.cols);
-            let (down, right) = (row / entry.tile[0], col / entry.tile[1]);
-            let tile_cols = entry.tile[1].min(entry.cols - right * entry.tile[1]);
-            let within = (row % entry.tile[0]) * tile_cols + col % entry.tile[1];
-            ((down * across + right) as u32, within as u32, i)
-        })
-        .collect();
-    if across > 1 {
-        picks.sort_unstable();
-    }
-    picks
-}
-
-fn found_tile<T: Word>(
-    profile: Profile,
-    permits: &Permits,
-    found: &Found<'_>,
-    entry: &Tensor,
-    tile: u32,
-    run: &[TilePick],
-) -> EncodedTile {
-    let mut out = EncodedTile {
-        tensor: found.tensor,
-        tile,
-        record: Vec::new(),
-        changed: 0,
-        base: Digest::default(),
-        result: Digest::default(),
-    };
-    let Some(place) = entry.tile_box(tile) else {
-        return out;
-    };
-    let _permit = permits.enter(run.len());
-    let value = |i: usize| T::read(&found.values[i * T::WIDTH..]);
-    let mut positions: Vec<u32> = run.iter().map(|pick| pick.1).collect();
-    let mut new: Vec<T> = run.iter().map(|pick| value(pick.2)).collect();
-    match &found.base {
-        Some(base) => {
-            let block = place.block(entry.width);
-            out.base = digest::block(entry.key(), base, &block);
-            out.result = out.base;
-            let mut old: Vec<T> = Vec::new();
-            scan::gather(base, &block, &positions, &mut old);
-            let keep: Vec<bool> = old.iter().zip(&new).map(|(a, b)| a != b).collect();
-            let mut kept = keep.iter();
-            positions.retain(|_| *kept.next().unwrap_or(&true));
-            for list in [&mut old, &mut new] {
-                let mut kept = keep.iter();
-                list.retain(|_| *kept.next().unwrap_or(&true));
-            }
-            if !positions.is_empty() {
-                let change = digest::change(entry.key(), base, &block, &positions, &new);
-                out.result = out.base.plus(change);
-                finish_tile(profile, base, entry, &positions, &old, &new, &mut out);
-            }
-        }
-        None => {
-            out.changed = positions.len() as u64;
-            out.record = encode::tile(
-                profile,
-                &TileChanges {
-                    classified: None,
-                    tensor: found.tensor,
-                    tile,
-                    elements: place.elements(),
-                    order: entry.order(),
-                    positions: &positions,
-                    old: None,
-                    new: &new,
-                    base: None,
-                    result: None,
-                },
-            );
-        }
-    }
-    out
 }

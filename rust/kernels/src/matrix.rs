@@ -47,6 +47,31 @@ impl Block {
     }
 }
 
+/// Divides element numbers below 2^32 by a number of columns, without a division.
+#[derive(Clone, Copy, Debug)]
+pub struct Divider {
+    inverse: u64,
+    shift: u32,
+}
+
+impl Divider {
+    /// For a divisor of at least 1 and below 2^32.
+    pub fn new(divisor: usize) -> Self {
+        let divisor = (divisor as u64).max(1);
+        // 2^shift >= 2^32 * divisor, so that rounding the inverse up never shows (Granlund and
+        // Montgomery 1994); the product is taken in 128 bits.
+        let shift = 32 + (64 - (divisor - 1).leading_zeros());
+        let inverse = ((1u128 << shift) / u128::from(divisor) + 1) as u64;
+        Self { inverse, shift }
+    }
+
+    /// `number / divisor`.
+    #[inline(always)]
+    pub fn divide(&self, number: u32) -> u32 {
+        ((u128::from(number) * u128::from(self.inverse)) >> self.shift) as u32
+    }
+}
+
 /// A read-only matrix of `rows` rows of `row_bytes` bytes, `row_stride` bytes apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
@@ -289,39 +314,85 @@ impl TileMut<'_> {
         self.target.as_matrix()
     }
 
+    /// Replaces elements: element `first + offsets[i]`, counted row-major, becomes the element at
+    /// `values[i * W::WIDTH..]`.
+    ///
+    /// # Panics
+    /// Where values are too few, or a position lies outside; the ones before it are then replaced.
+    pub fn store<W: Word>(&mut self, first: u32, offsets: &[u16], values: &[u8]) {
+        assert!(values.len() >= offsets.len() * W::WIDTH);
+        let place = self.place::<W>();
+        let start = self.target.ptr;
+        let values = values.chunks_exact(W::WIDTH);
+        for (i, (&offset, value)) in offsets.iter().zip(values).enumerate() {
+            if let Some(&later) = offsets.get(i + AHEAD) {
+                prefetch(start.wrapping_add(place.offset(first as usize + usize::from(later))));
+            }
+            let position = first as usize + usize::from(offset);
+            assert!(position < place.elements, "element {position} lies outside");
+            // SAFETY: as in `update`.
+            unsafe { W::read(value).store(start.add(place.offset(position))) };
+        }
+    }
+
+    fn place<W: Word>(&self) -> Place {
+        let target = &self.target;
+        let cols = target.row_bytes / W::WIDTH;
+        Place {
+            elements: target.rows * cols,
+            cols,
+            width: W::WIDTH,
+            dense: target.row_stride == target.row_bytes || target.rows <= 1,
+            row_stride: target.row_stride,
+            divider: Divider::new(cols),
+        }
+    }
+
     /// Replaces elements: element `positions[i]`, counted row-major, becomes `value(i, old)`.
     ///
     /// # Panics
     /// Where a position lies outside; the ones before it are then replaced.
     pub fn update<W: Word>(&mut self, positions: &[u32], mut value: impl FnMut(usize, W) -> W) {
-        let target = &mut self.target;
-        let cols = target.row_bytes / W::WIDTH;
-        let elements = target.rows * cols;
-        let dense = target.row_stride == target.row_bytes || target.rows == 1;
-        let row_stride = target.row_stride;
-        let offset = |position: usize| {
-            if dense {
-                position * W::WIDTH
-            } else {
-                (position / cols) * row_stride + (position % cols) * W::WIDTH
-            }
-        };
+        let place = self.place::<W>();
+        let start = self.target.ptr;
         for (i, &position) in positions.iter().enumerate() {
             if let Some(&later) = positions.get(i + AHEAD) {
-                prefetch(target.ptr.wrapping_add(offset(later as usize)));
+                prefetch(start.wrapping_add(place.offset(later as usize)));
             }
             let position = position as usize;
             assert!(
-                position < elements,
-                "element {position} lies outside a tile of {elements}"
+                position < place.elements,
+                "element {position} lies outside a tile of {}",
+                place.elements
             );
             // SAFETY: the position is inside the tile, whose bytes are valid and nobody else's by the
             // contract of the target's constructor; unaligned access is allowed by these functions.
             unsafe {
-                let element = target.ptr.add(offset(position));
+                let element = start.add(place.offset(position));
                 value(i, W::load(element)).store(element);
             }
         }
+    }
+}
+
+/// Where elements of a tile lie in its memory.
+struct Place {
+    elements: usize,
+    cols: usize,
+    width: usize,
+    dense: bool,
+    row_stride: usize,
+    divider: Divider,
+}
+
+impl Place {
+    #[inline(always)]
+    fn offset(&self, position: usize) -> usize {
+        if self.dense {
+            return position * self.width;
+        }
+        let row = self.divider.divide(position as u32) as usize;
+        row * self.row_stride + (position - row * self.cols) * self.width
     }
 }
 
@@ -340,6 +411,8 @@ mod tests {
         assert!(tiles.take(4).is_none());
         let mut lower_right = tiles.take(3).unwrap();
         assert!(tiles.take(3).is_none(), "a tile is given out once");
+        lower_right.store::<u16>(0, &[1], &[9, 9]);
+        lower_right.store::<u16>(1, &[0], &[0, 0]);
         lower_right.update::<u16>(&[0, 1], |i, old| {
             assert_eq!(old, 0);
             0x1234 + i as u16
@@ -360,6 +433,42 @@ mod tests {
         let mut memory = [0u8; 8];
         let tiles = Target::new(&mut memory, 1, 8).unwrap().divide(1, 8);
         tiles.take(0).unwrap().update::<u16>(&[4], |_, _| 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "lies outside")]
+    fn an_offset_outside_is_not_stored() {
+        let mut memory = [0u8; 8];
+        let tiles = Target::new(&mut memory, 1, 8).unwrap().divide(1, 8);
+        tiles.take(0).unwrap().store::<u16>(1, &[3], &[1, 1]);
+    }
+
+    #[test]
+    fn divider_equals_division() {
+        let numbers = [
+            0u32,
+            1,
+            2,
+            3,
+            7,
+            575,
+            576,
+            577,
+            1 << 22,
+            u32::MAX - 1,
+            u32::MAX,
+        ];
+        for divisor in (1..3000).chain([1 << 16, (1 << 22) - 1, 1 << 22, (1 << 32) - 1]) {
+            let divider = Divider::new(divisor);
+            for n in numbers
+                .into_iter()
+                .chain((0..50).map(|k| (divisor as u32).wrapping_mul(k)))
+            {
+                for n in [n, n.wrapping_sub(1)] {
+                    assert_eq!(divider.divide(n), n / divisor as u32, "{n} / {divisor}");
+                }
+            }
+        }
     }
 
     #[test]

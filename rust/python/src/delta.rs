@@ -20,8 +20,8 @@ use crate::pool::pool;
 use crate::push::{codec_name, limits, Chunk};
 use crate::writer::bytes16;
 
-/// Tensor index, tile, changes, bytes and codecs of one chunk.
-type ChunkRow = (u32, u32, u32, usize, String);
+/// Tensor index, tile, changes, bytes, codecs and result digest of one chunk.
+type ChunkRow = (u32, u32, u32, usize, String, Option<u64>);
 
 /// Where a delta lies.
 enum Source {
@@ -68,12 +68,12 @@ impl Plan {
         self.plan.changed
     }
 
-    /// State before and after, where every tile was checked.
+    /// State before (None where the delta does not name it) and after, where every tile was checked.
     #[getter]
-    fn states(&self) -> Option<([u8; 16], [u8; 16])> {
+    fn states(&self) -> Option<(Option<[u8; 16]>, [u8; 16])> {
         self.plan
             .proof
-            .map(|p| (p.base_state.to_bytes(), p.result_state.to_bytes()))
+            .map(|p| (bytes16(p.base_state), p.result_state.to_bytes()))
     }
 }
 
@@ -161,12 +161,15 @@ impl Delta {
             state(delta.index.base_state.or(delta.header.base_state)),
         )?;
         info.set_item("result_state", state(delta.index.result_state))?;
-        let digests: Vec<_> = delta.index.digests.iter().map(|d| state(*d)).collect();
-        info.set_item("digests", digests)?;
+        info.set_item("digests", delta.index.digests.clone())?;
+        let starts: Vec<u64> = self.tensors.iter().map(|t| t.start().lanes[0]).collect();
+        info.set_item("starts", starts)?;
+        let tiles: Vec<u32> = self.tensors.iter().map(Tensor::tiles).collect();
+        info.set_item("tiles", tiles)?;
         Ok(info)
     }
 
-    /// Per chunk (tensor index, tile, changes, bytes, codecs); reads and checks all of them.
+    /// Per chunk (tensor index, tile, changes, bytes, codecs, result digest); reads and checks all of them.
     fn chunk_table(&self, py: Python<'_>) -> PyResult<Vec<ChunkRow>> {
         py.detach(|| {
             (0..self.delta.index.chunks.len())
@@ -174,7 +177,8 @@ impl Delta {
                 .map(|i| {
                     let chunk = self.delta.chunk(i)?;
                     let h = chunk.header;
-                    Ok((h.tensor, h.tile, h.changes, chunk.len(), codec_name(&chunk)))
+                    let codecs = codec_name(&chunk);
+                    Ok((h.tensor, h.tile, h.changes, chunk.len(), codecs, h.result))
                 })
                 .collect::<deltawire_format::Result<_>>()
         })

@@ -101,7 +101,10 @@ impl Chunk {
 
 /// Codecs of a chunk with `/lz4` behind those that are staged.
 pub(crate) fn codec_name(chunk: &deltawire_format::Chunk) -> String {
-    use deltawire_format::codec::Stage;
+    use deltawire_format::codec::{PositionCodec, Stage};
+    if chunk.header.positions.0 == PositionCodec::Classes {
+        return PositionCodec::Classes.name().into();
+    }
     let stage = |s| if s == Stage::Lz4 { "/lz4" } else { "" };
     let (p, v) = (chunk.header.positions, chunk.header.values);
     format!("{}{}+{}{}", p.0.name(), stage(p.1), v.0.name(), stage(v.1))

@@ -1,14 +1,14 @@
 //! Streams of geometrically distributed numbers near their entropy.
 //!
 //! A number's low bits, which are as good as uniform, are stored as they are; what is above goes
-//! through a static range coder (rANS) whose table follows from one byte, the parameter. As a geometric
+//! through static range coders (rANS) whose table follows from one byte, the parameter. As a geometric
 //! distribution has no memory, a number that exceeds the table is coded as "the table's length, and
 //! then" a number of the same distribution. All arithmetic is on integers, so every platform has the
 //! same tables.
 
 use std::sync::OnceLock;
 
-use crate::bits::{bits_at, zero_from, BitWriter};
+use crate::bits::{word_at, zero_from, BitWriter};
 use crate::error::{Error, Result};
 
 /// Parameters there are: `p = 2^(-q/8)`, down to 2^-23.9.
@@ -25,10 +25,26 @@ const FRACTIONS: [u64; 8] = [
     2_341_847_524,
 ];
 /// Slots of a table, as a power of two.
-const SLOT_BITS: u32 = 12;
+pub const SLOT_BITS: u32 = 12;
 const SLOTS: u32 = 1 << SLOT_BITS;
-/// Least state of the coder.
-const LOW: u32 = 1 << 23;
+/// Least state of a coder; a state takes in 16 bits when it is below.
+const LOW: u32 = 1 << 16;
+/// Escapes of one number; what is left after them is written by its length.
+const MAX_ESCAPES: usize = 3;
+/// Bits of a length.
+const LENGTH_BITS: u32 = 7;
+/// Most coders that take turns.
+const MAX_LANES: usize = 4;
+
+/// Coders that take turns in a stream of so many changes [F24]: more are faster, but each has a state
+/// to store.
+pub const fn lanes(changes: usize) -> usize {
+    match changes {
+        0..4096 => 1,
+        4096..16384 => 2,
+        _ => 4,
+    }
+}
 
 /// How numbers with one parameter are coded.
 #[derive(Debug)]
@@ -36,11 +52,11 @@ pub struct Table {
     /// Low bits that are stored as they are.
     pub low_bits: u32,
     /// Symbols before the escape; the escape stands for at least as many.
-    escape: usize,
-    /// First slot of each symbol, the escape's, and the number of slots.
+    escape: u32,
+    /// First slot of each symbol and the escape, and the number of slots.
     starts: Vec<u16>,
-    /// Symbol of each slot.
-    symbols: Vec<u8>,
+    /// For each slot: its symbol (8 bits), the symbol's slots (12), the slot's place among them (12).
+    slots: Box<[u32; SLOTS as usize]>,
 }
 
 impl Table {
@@ -60,17 +76,20 @@ impl Table {
             }
             starts.push(next);
         }
-        let escape = starts.len() - 1;
+        let escape = starts.len() as u32 - 1;
         starts.push(SLOTS as u16);
-        let mut symbols = Vec::with_capacity(SLOTS as usize);
+        let mut slots = Box::new([0; SLOTS as usize]);
         for (symbol, pair) in starts.windows(2).enumerate() {
-            symbols.resize(usize::from(pair[1]), symbol as u8);
+            let (first, end) = (u32::from(pair[0]), u32::from(pair[1]));
+            for slot in first..end {
+                slots[slot as usize] = (symbol as u32) << 24 | (end - first) << 12 | (slot - first);
+            }
         }
         Self {
             low_bits,
             escape,
             starts,
-            symbols,
+            slots,
         }
     }
 
@@ -83,64 +102,170 @@ impl Table {
     }
 }
 
-/// The parameter that suits `n` numbers with this sum.
-pub fn parameter(n: u64, sum: u64) -> u8 {
-    let p = n as f64 / (n as f64 + sum as f64);
-    (-8.0 * p.log2())
-        .round()
-        .clamp(0.0, (PARAMETERS - 1) as f64) as u8
+/// Cost of numbers with parameter `q`, in 2^-16 bits: that of each number, and that of each unit of their
+/// sum.
+fn unit_costs() -> &'static [(u64, u64); PARAMETERS] {
+    static COSTS: OnceLock<[(u64, u64); PARAMETERS]> = OnceLock::new();
+    COSTS.get_or_init(|| {
+        let mut costs = [(0, 0); PARAMETERS];
+        for (q, cost) in costs.iter_mut().enumerate() {
+            let p = (FRACTIONS[q % 8] >> (q / 8)).min((1 << 32) - (1 << 20));
+            *cost = (minus_log2(p), minus_log2((1 << 32) - p));
+        }
+        costs
+    })
 }
 
-/// Collects numbers; the coder itself runs backwards, at the end.
+/// `-log2(x / 2^32)` in 2^-16, by squaring, for `x` of 1 to 2^32.
+pub fn minus_log2(x: u64) -> u64 {
+    // `y` is in (2^31, 2^32], as a fraction of 2^32 in (1/2, 1].
+    let shift = (x - 1).leading_zeros() - 32;
+    let mut y = x << shift;
+    let mut log = u64::from(shift) << 16;
+    for bit in (0..16).rev() {
+        y = ((u128::from(y) * u128::from(y)) >> 32) as u64;
+        if y <= 1 << 31 {
+            y <<= 1;
+            log += 1 << bit;
+        }
+    }
+    log
+}
+
+/// About what `n` numbers with this sum take with parameter `q`, in 2^-16 bits.
+pub fn cost(q: u8, n: u64, sum: u64) -> u64 {
+    let (each, unit) = unit_costs()[usize::from(q).min(PARAMETERS - 1)];
+    each.saturating_mul(n)
+        .saturating_add(unit.saturating_mul(sum))
+}
+
+/// About what a number of so many bits takes that exceeds all escapes, in 2^-16 bits.
+pub fn cost_of_escaped(bits: u32) -> u64 {
+    u64::from(MAX_ESCAPES as u32 * SLOT_BITS + LENGTH_BITS + bits) << 16
+}
+
+/// The parameter that suits `n` numbers with this sum.
+pub fn parameter(n: u64, sum: u64) -> u8 {
+    // The cost has one minimum in q.
+    let (mut low, mut high) = (0u8, PARAMETERS as u8 - 1);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if cost(middle, n, sum) <= cost(middle + 1, n, sum) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+/// Collects numbers; the coders themselves run backwards, at the end. Keeps its memory.
 #[derive(Debug, Default)]
 pub struct Encoder {
-    /// First slot and number of slots of each symbol.
-    symbols: Vec<(u16, u16)>,
-    lows: BitWriter<Vec<u8>>,
+    /// First slot (12 bits), number of slots (13) and lane (2) of each symbol.
+    symbols: Vec<u32>,
+    raw: BitWriter<Vec<u8>>,
+    words: Vec<u16>,
 }
 
 impl Encoder {
-    /// Appends a number.
-    pub fn put(&mut self, table: &Table, number: u64) {
-        let low = number & ((1 << table.low_bits) - 1);
-        self.lows.put(low, table.low_bits);
-        let mut high = number >> table.low_bits;
-        loop {
-            let symbol = (high as usize).min(table.escape);
-            let start = table.starts[symbol];
-            self.symbols.push((start, table.starts[symbol + 1] - start));
-            if symbol < table.escape {
-                return;
-            }
-            high -= table.escape as u64;
+    /// Forgets what was put.
+    pub fn clear(&mut self) {
+        self.symbols.clear();
+        self.raw.clear();
+    }
+
+    #[inline(always)]
+    fn symbol(&mut self, start: u32, slots: u32, lane: usize) {
+        self.symbols.push(start | slots << 12 | (lane as u32) << 28);
+    }
+
+    /// Appends bits that are stored as they are.
+    #[inline(always)]
+    pub fn raw(&mut self, value: u64, bits: u32) {
+        self.raw.put(value, bits);
+    }
+
+    /// Appends one of several symbols with these slots.
+    pub fn choice(&mut self, start: u32, slots: u32, lane: usize) {
+        self.symbol(start, slots, lane);
+    }
+
+    /// Appends bits through a coder, low bits first.
+    fn uniform(&mut self, mut value: u64, mut bits: u32, lane: usize) {
+        while bits > 0 {
+            let part = bits.min(8);
+            let low = (value & ((1 << part) - 1)) as u32;
+            self.symbol(low << (SLOT_BITS - part), 1 << (SLOT_BITS - part), lane);
+            value >>= part;
+            bits -= part;
         }
     }
 
-    /// Appends the stream: low bits, then the coder's state and bytes.
-    pub fn finish(self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.lows.finish());
-        let mut state = LOW;
-        let mut bytes = Vec::with_capacity(self.symbols.len());
-        for &(start, slots) in self.symbols.iter().rev() {
-            let (start, slots) = (u32::from(start), u32::from(slots));
-            while state >= ((LOW >> SLOT_BITS) << 8) * slots {
-                bytes.push(state as u8);
-                state >>= 8;
-            }
-            state = ((state / slots) << SLOT_BITS) + state % slots + start;
+    /// Appends a number.
+    #[inline(always)]
+    pub fn number(&mut self, table: &Table, number: u64, lane: usize) {
+        self.raw
+            .put(number & ((1 << table.low_bits) - 1), table.low_bits);
+        let high = number >> table.low_bits;
+        if high < u64::from(table.escape) {
+            let start = u32::from(table.starts[high as usize]);
+            let end = u32::from(table.starts[high as usize + 1]);
+            self.symbol(start, end - start, lane);
+        } else {
+            self.escaped(table, high, lane);
         }
-        out.extend_from_slice(&state.to_le_bytes());
-        out.extend(bytes.iter().rev());
+    }
+
+    #[cold]
+    fn escaped(&mut self, table: &Table, mut high: u64, lane: usize) {
+        let escape = u64::from(table.escape);
+        for _ in 0..MAX_ESCAPES {
+            let symbol = high.min(escape) as usize;
+            let (start, end) = (table.starts[symbol], table.starts[symbol + 1]);
+            self.symbol(start.into(), (end - start).into(), lane);
+            if high < escape {
+                return;
+            }
+            high -= escape;
+        }
+        let bits = 64 - high.leading_zeros();
+        self.uniform(bits.into(), LENGTH_BITS, lane);
+        self.uniform(high, bits, lane);
+    }
+
+    /// Appends the stream: raw bits, states, words.
+    pub fn finish(&mut self, lanes: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.raw.pad());
+        let mut states = [LOW; MAX_LANES];
+        self.words.clear();
+        for &symbol in self.symbols.iter().rev() {
+            let state = &mut states[(symbol >> 28) as usize % MAX_LANES];
+            let (start, slots) = (symbol & 0xfff, (symbol >> 12) & 0x1fff);
+            if *state >> 20 >= slots {
+                self.words.push(*state as u16);
+                *state >>= 16;
+            }
+            *state = ((*state / slots) << SLOT_BITS) + *state % slots + start;
+        }
+        for state in &states[..lanes] {
+            out.extend_from_slice(&state.to_le_bytes());
+        }
+        let words = self.words.iter().rev();
+        out.extend(words.flat_map(|word| word.to_le_bytes()));
     }
 }
 
 /// Reads numbers in the order in which they were put.
 #[derive(Debug)]
 pub struct Decoder<'a> {
-    lows: &'a [u8],
-    low_at: usize,
-    bytes: &'a [u8],
-    state: u32,
+    raw: &'a [u8],
+    raw_at: usize,
+    words: &'a [u8],
+    at: usize,
+    states: [u32; MAX_LANES],
+    lanes: usize,
+    bad: bool,
 }
 
 fn short() -> Error {
@@ -148,73 +273,182 @@ fn short() -> Error {
 }
 
 impl<'a> Decoder<'a> {
-    /// Begins a stream with so many low bits in all.
-    pub fn new(stream: &'a [u8], low_bits: usize) -> Result<Self> {
-        let low_bytes = low_bits.div_ceil(8);
-        if low_bytes > stream.len() {
+    /// Begins a stream with so many raw bits and lanes.
+    pub fn new(stream: &'a [u8], raw_bits: usize, lanes: usize) -> Result<Self> {
+        let raw_bytes = raw_bits.div_ceil(8);
+        if stream.len() < raw_bytes + 4 * lanes {
             return Err(short());
         }
-        let (lows, rest) = stream.split_at(low_bytes);
-        if !zero_from(lows, low_bits) {
+        let (raw, rest) = stream.split_at(raw_bytes);
+        if !zero_from(raw, raw_bits) {
             return Err(Error::corrupt(
-                "padding behind the low bits is not zero [F2]",
+                "padding behind the raw bits is not zero [F2]",
             ));
         }
-        let (state, bytes) = rest.split_first_chunk::<4>().ok_or_else(short)?;
-        let state = u32::from_le_bytes(*state);
-        if !(LOW..LOW << 8).contains(&state) {
-            return Err(Error::corrupt(
-                "a geometric stream begins with no valid state [F24]",
-            ));
+        let (head, words) = rest.split_at(4 * lanes);
+        let mut states = [LOW; MAX_LANES];
+        for (state, bytes) in states.iter_mut().zip(head.chunks_exact(4)) {
+            *state = word_at(bytes, 0) as u32;
+            if *state < LOW {
+                return Err(Error::corrupt(
+                    "a geometric stream begins with no valid state [F24]",
+                ));
+            }
         }
         Ok(Self {
-            lows,
-            low_at: 0,
-            bytes,
-            state,
+            raw,
+            raw_at: 0,
+            words,
+            at: 0,
+            states,
+            lanes,
+            bad: false,
         })
     }
 
-    /// The next number, at most `most`.
-    #[inline]
-    pub fn get(&mut self, table: &Table, most: u64) -> Result<u64> {
-        let mut high = 0u64;
-        loop {
-            let slot = self.state & (SLOTS - 1);
-            let symbol = usize::from(table.symbols[slot as usize]);
-            let start = u32::from(table.starts[symbol]);
-            let slots = u32::from(table.starts[symbol + 1]) - start;
-            self.state = slots * (self.state >> SLOT_BITS) + slot - start;
-            while self.state < LOW {
-                let (&byte, rest) = self.bytes.split_first().ok_or_else(short)?;
-                self.state = self.state << 8 | u32::from(byte);
-                self.bytes = rest;
-            }
-            high += symbol as u64;
-            if symbol < table.escape {
-                break;
-            }
-            if high > most {
-                return Err(Error::corrupt("a number is too large [F24]"));
-            }
-        }
-        let low = bits_at(self.lows, self.low_at, table.low_bits);
-        self.low_at += table.low_bits as usize;
-        let number = high << table.low_bits | low;
-        if number > most {
-            return Err(Error::corrupt("a number is too large [F24]"));
-        }
-        Ok(number)
+    /// The next raw bits, at most 57.
+    #[inline(always)]
+    pub fn raw(&mut self, bits: u32) -> u64 {
+        let value = (word_at(self.raw, self.raw_at >> 3) >> (self.raw_at & 7)) & ((1 << bits) - 1);
+        self.raw_at += bits as usize;
+        value
     }
 
-    /// Checks that the stream ends here.
+    #[inline(always)]
+    fn refill(&mut self, state: u32) -> u32 {
+        if state >= LOW {
+            return state;
+        }
+        let word = match self.words.get(self.at..self.at + 2) {
+            Some(&[low, high]) => u16::from_le_bytes([low, high]),
+            _ => {
+                self.bad = true;
+                0
+            }
+        };
+        self.at += 2;
+        state << 16 | u32::from(word)
+    }
+
+    #[inline(always)]
+    fn number(&mut self, state: &mut u32, table: &Table) -> u64 {
+        let slot = table.slots[(*state & (SLOTS - 1)) as usize];
+        *state = self.refill(((slot >> 12) & 0xfff) * (*state >> SLOT_BITS) + (slot & 0xfff));
+        let mut high = u64::from(slot >> 24);
+        if slot >> 24 == table.escape {
+            high = self.escaped(state, table);
+        }
+        high << table.low_bits | self.raw(table.low_bits)
+    }
+
+    /// A number above its low bits, after its first escape.
+    #[cold]
+    fn escaped(&mut self, state: &mut u32, table: &Table) -> u64 {
+        let mut high = u64::from(table.escape);
+        for _ in 1..MAX_ESCAPES {
+            let slot = table.slots[(*state & (SLOTS - 1)) as usize];
+            *state = self.refill(((slot >> 12) & 0xfff) * (*state >> SLOT_BITS) + (slot & 0xfff));
+            high += u64::from(slot >> 24);
+            if slot >> 24 < table.escape {
+                return high;
+            }
+        }
+        let bits = self.uniform(state, LENGTH_BITS) as u32;
+        if bits + table.low_bits > 64 {
+            self.bad = true;
+            return 0;
+        }
+        let rest = self.uniform(state, bits);
+        // The length is that of the number, so its highest bit is set.
+        self.bad |= bits > 0 && rest >> (bits - 1) == 0;
+        match high.checked_add(rest) {
+            Some(high) if high <= u64::MAX >> table.low_bits => high,
+            _ => {
+                self.bad = true;
+                0
+            }
+        }
+    }
+
+    fn uniform(&mut self, state: &mut u32, bits: u32) -> u64 {
+        let mut value = 0;
+        for at in (0..bits).step_by(8) {
+            let part = (bits - at).min(8);
+            let (slot, slots) = (*state & (SLOTS - 1), 1 << (SLOT_BITS - part));
+            value |= u64::from(slot / slots) << at;
+            *state = self.refill(slots * (*state >> SLOT_BITS) + slot % slots);
+        }
+        value
+    }
+
+    /// Reads `n` numbers; lanes take turns, beginning with the first.
+    #[inline(always)]
+    pub fn run(&mut self, table: &Table, n: usize, mut each: impl FnMut(u64)) {
+        let mut states = self.states;
+        match self.lanes {
+            1 => {
+                let [state, ..] = &mut states;
+                (0..n).for_each(|_| each(self.number(state, table)));
+            }
+            lanes => {
+                let [a, b, c, d] = &mut states;
+                let mut left = n;
+                if lanes == 4 {
+                    while left >= 4 {
+                        let numbers = [
+                            self.number(a, table),
+                            self.number(b, table),
+                            self.number(c, table),
+                            self.number(d, table),
+                        ];
+                        numbers.into_iter().for_each(&mut each);
+                        left -= 4;
+                    }
+                } else {
+                    while left >= 2 {
+                        let numbers = [self.number(a, table), self.number(b, table)];
+                        numbers.into_iter().for_each(&mut each);
+                        left -= 2;
+                    }
+                }
+                for state in [a, b, c].into_iter().take(left) {
+                    each(self.number(state, table));
+                }
+            }
+        }
+        self.states = states;
+    }
+
+    /// Reads `n` choices among symbols that begin at these slots, the first at 0; lanes take turns.
+    pub fn choices(&mut self, starts: &[u16], n: usize, mut each: impl FnMut(u8)) {
+        for i in 0..n {
+            let mut state = self.states[i % self.lanes];
+            let slot = state & (SLOTS - 1);
+            let symbol = starts.iter().filter(|&&s| u32::from(s) <= slot).count() - 1;
+            let start = u32::from(starts[symbol]);
+            let end = starts.get(symbol + 1).map_or(SLOTS, |&s| s.into());
+            state = self.refill((end - start) * (state >> SLOT_BITS) + slot - start);
+            self.states[i % self.lanes] = state;
+            each(symbol as u8);
+        }
+    }
+
+    /// Checks that the stream ends here, and that all numbers were whole.
     pub fn finish(self) -> Result<()> {
-        if self.state != LOW || !self.bytes.is_empty() {
+        if self.bad || self.at > self.words.len() {
+            return Err(short());
+        }
+        if self.states.iter().any(|&s| s != LOW) || self.at != self.words.len() {
             return Err(Error::corrupt(
                 "a geometric stream does not end with its numbers [F24]",
             ));
         }
         Ok(())
+    }
+
+    /// Whether a number was not whole; those read since mean nothing.
+    pub fn is_bad(&self) -> bool {
+        self.bad
     }
 }
 
@@ -227,13 +461,34 @@ mod tests {
     fn every_table_is_sound() {
         for q in 0..PARAMETERS {
             let table = Table::build(q);
-            assert_eq!(table.symbols.len(), SLOTS as usize);
             assert!(table.starts.windows(2).all(|w| w[0] < w[1]), "q = {q}");
             // An escape is rare, so that a stream cannot stand for much more than its bytes.
-            let slots = SLOTS as u16 - table.starts[table.escape];
+            let slots = SLOTS as u16 - table.starts[table.escape as usize];
             assert!(slots < SLOTS as u16 / 8, "q = {q}: {slots}");
         }
         assert!(Table::of(PARAMETERS as u8).is_none());
+    }
+
+    #[test]
+    fn logarithms() {
+        assert_eq!(minus_log2(1 << 32), 0);
+        assert_eq!(minus_log2(1 << 31), 1 << 16);
+        assert_eq!(minus_log2(1), 32 << 16);
+        for x in [3u64, 1000, 4_000_000_000, 3_037_000_500] {
+            let exact = -(x as f64 / (1u64 << 32) as f64).log2() * 65536.0;
+            assert!((minus_log2(x) as f64 - exact).abs() < 1.5, "{x}");
+        }
+    }
+
+    fn encode(q: u8, numbers: &[u64], lanes: usize) -> Vec<u8> {
+        let mut encoder = Encoder::default();
+        let table = Table::of(q).unwrap();
+        for (i, &x) in numbers.iter().enumerate() {
+            encoder.number(table, x, i % lanes);
+        }
+        let mut out = vec![];
+        encoder.finish(lanes, &mut out);
+        out
     }
 
     #[test]
@@ -251,42 +506,55 @@ mod tests {
                     ((1.0 - u).ln() / (1.0 - p).ln()) as u64
                 })
                 .collect();
-            let q = parameter(n, numbers.iter().sum());
-            let mut encoder = Encoder::default();
-            let table = Table::of(q).unwrap();
-            numbers.iter().for_each(|&x| encoder.put(table, x));
-            let mut out = vec![];
-            encoder.finish(&mut out);
-            let entropy = -(p * p.log2() + (1.0 - p) * (1.0 - p).log2()) / p;
-            let bits = 8.0 * out.len() as f64 / n as f64;
+            let sum = numbers.iter().sum();
+            let q = parameter(n, sum);
             assert!(
-                bits < entropy * 1.006 + 0.01,
-                "p = {p}: {bits} bits, entropy {entropy}"
+                (f64::from(q) + 8.0 * p.log2()).abs() < 1.0,
+                "p = {p}: q = {q}"
             );
+            let entropy = -(p * p.log2() + (1.0 - p) * (1.0 - p).log2()) / p;
+            for lanes in [1, 2, 4] {
+                let bits = 8.0 * encode(q, &numbers, lanes).len() as f64 / n as f64;
+                assert!(
+                    bits < entropy * 1.006 + 0.01,
+                    "p = {p}: {bits} bits, entropy {entropy}"
+                );
+                let predicted = cost(q, n, sum) as f64 / 65536.0 / n as f64;
+                assert!((bits - predicted).abs() < 0.03, "{bits} {predicted}");
+            }
         }
     }
 
     proptest! {
         #[test]
         fn round_trip(
-            numbers in prop::collection::vec((0u8..192, 0u64..1 << 22), 0..100), shift in 0u32..22,
+            runs in prop::collection::vec((0u8..192, prop::collection::vec((any::<u64>(), 0u32..64), 0..9)), 0..9),
+            lanes in prop::sample::select(vec![1usize, 2, 4]),
         ) {
             let mut encoder = Encoder::default();
-            let mut low_bits = 0;
-            for (q, number) in &numbers {
+            let mut raw_bits = 0;
+            let number = |q: u8, (x, shift): (u64, u32)| {
+                // The highest that a table's low bits leave room for.
+                (x >> shift) & (u64::MAX >> Table::of(q).unwrap().low_bits)
+            };
+            for (q, numbers) in &runs {
                 let table = Table::of(*q).unwrap();
-                // Far beyond a table's reach the escapes are many; that is tested with few.
-                let number = (number >> shift).min(4000 << table.low_bits);
-                encoder.put(table, number);
-                low_bits += table.low_bits as usize;
+                for (i, &x) in numbers.iter().enumerate() {
+                    encoder.number(table, number(*q, x), i % lanes);
+                    raw_bits += table.low_bits as usize;
+                }
+                encoder.raw(5, 3);
+                raw_bits += 3;
             }
             let mut out = vec![];
-            encoder.finish(&mut out);
-            let mut decoder = Decoder::new(&out, low_bits).unwrap();
-            for (q, number) in &numbers {
-                let table = Table::of(*q).unwrap();
-                let number = (number >> shift).min(4000 << table.low_bits);
-                prop_assert_eq!(decoder.get(table, 1 << 22).unwrap(), number);
+            encoder.finish(lanes, &mut out);
+            let mut decoder = Decoder::new(&out, raw_bits, lanes).unwrap();
+            for (q, numbers) in &runs {
+                let mut got = vec![];
+                decoder.run(Table::of(*q).unwrap(), numbers.len(), |x| got.push(x));
+                let expected: Vec<u64> = numbers.iter().map(|&x| number(*q, x)).collect();
+                prop_assert_eq!(got, expected);
+                prop_assert_eq!(decoder.raw(3), 5);
             }
             decoder.finish().unwrap();
         }
@@ -294,15 +562,16 @@ mod tests {
         #[test]
         fn any_bytes_are_an_error_or_numbers(
             bytes in prop::collection::vec(any::<u8>(), 0..80), qs in prop::collection::vec(0u8..192, 0..60),
+            lanes in prop::sample::select(vec![1usize, 2, 4]),
         ) {
-            let low_bits = qs.iter().map(|&q| Table::of(q).unwrap().low_bits as usize).sum();
-            if let Ok(mut decoder) = Decoder::new(&bytes, low_bits) {
-                for q in qs {
-                    match decoder.get(Table::of(q).unwrap(), 5000) {
-                        Ok(number) => prop_assert!(number <= 5000),
-                        Err(_) => return Ok(()),
-                    }
+            let raw_bits = qs.iter().map(|&q| Table::of(q).unwrap().low_bits as usize).sum();
+            if let Ok(mut decoder) = Decoder::new(&bytes, raw_bits, lanes) {
+                let mut n = 0;
+                for q in &qs {
+                    decoder.run(Table::of(*q).unwrap(), 1, |_| n += 1);
                 }
+                prop_assert_eq!(n, qs.len());
+                let _ = decoder.finish();
             }
         }
     }

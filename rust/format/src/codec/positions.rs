@@ -1,6 +1,5 @@
 //! Position codecs: which elements of a tile change.
 
-use super::ranks::{self, Partition};
 use super::rice::{self, Escapes};
 use crate::bits::{put_varint, take_varint, varint_len, word_at, zero_from};
 use crate::error::{Error, Result};
@@ -19,8 +18,8 @@ pub enum PositionCodec {
     Gaps = 4,
     /// A Rice stream of the gaps.
     Rice = 5,
-    /// Ranks within exponent classes of the base, as geometric streams.
-    Ranks = 6,
+    /// Ranks within exponent classes of the base, with the steps.
+    Classes = 6,
 }
 
 impl PositionCodec {
@@ -31,7 +30,7 @@ impl PositionCodec {
         Self::Bitmap,
         Self::Gaps,
         Self::Rice,
-        Self::Ranks,
+        Self::Classes,
     ];
 
     /// By id.
@@ -50,7 +49,7 @@ impl PositionCodec {
             Self::Bitmap => "bitmap",
             Self::Gaps => "gaps",
             Self::Rice => "rice",
-            Self::Ranks => "ranks",
+            Self::Classes => "classes",
         }
     }
 
@@ -65,8 +64,8 @@ impl PositionCodec {
             Self::Gaps => 4 * count,
             // 24 low bits, and one unary bit per element and number.
             Self::Rice => 3 + 3 * count + (elements + count).div_ceil(8),
-            // Counts and parameters; 20 low bits, and at most a symbol of 12 bits an element and number.
-            Self::Ranks => 64 + 3 * count + (12 * (elements + count)).div_ceil(8),
+            // Never behind a stage.
+            Self::Classes => 0,
         }
     }
 }
@@ -157,7 +156,8 @@ pub fn encode(plan: &Plan, positions: &[u32], elements: u32, out: &mut Vec<u8>) 
         }
         PositionCodec::Gaps => gaps(positions).for_each(|gap| put_varint(gap, out)),
         PositionCodec::Rice => rice::encode(gaps(positions), plan.k, Escapes::Never, out),
-        PositionCodec::Ranks => ranks::encode(&Partition::flat(positions), out),
+        // `classes` writes these.
+        PositionCodec::Classes => {}
     }
 }
 
@@ -239,14 +239,7 @@ pub fn decode(
                 return Err(wrong("do not end with the stream"));
             }
         }
-        PositionCodec::Ranks => {
-            let mut partition = Partition::default();
-            ranks::decode(stream, count as u32, elements, &mut partition)?;
-            if partition.needs_base() {
-                return Err(wrong("need the base"));
-            }
-            *out = partition.ranks;
-        }
+        PositionCodec::Classes => return Err(wrong("come with their steps")),
     }
     if out.len() != count {
         return Err(wrong("are not as many as stated"));

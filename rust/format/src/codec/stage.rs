@@ -1,5 +1,6 @@
 //! The stage behind a codec: none, or LZ4.
 
+use crate::bits::{put_varint, take_varint};
 use crate::error::{Error, Result};
 
 /// Most bytes that one byte of an LZ4 block can stand for, and a constant for short blocks [F18].
@@ -12,7 +13,7 @@ const SLACK: u64 = 64;
 pub enum Stage {
     /// As it is.
     None = 0,
-    /// Its length, then one LZ4 block.
+    /// Its length as a varint, then one LZ4 block.
     Lz4 = 1,
 }
 
@@ -29,17 +30,32 @@ impl Stage {
 
 /// The stored form of a stream as an LZ4 stage.
 pub fn compress(stream: &[u8]) -> Vec<u8> {
-    let mut out = (stream.len() as u32).to_le_bytes().to_vec();
-    out.extend_from_slice(&lz4_flex::block::compress(stream));
+    compress_with(stream, &[])
+}
+
+/// The same with a dictionary that precedes the stream.
+pub(crate) fn compress_with(stream: &[u8], dictionary: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_varint(stream.len() as u64, &mut out);
+    out.extend_from_slice(&lz4_flex::block::compress_with_dict(stream, dictionary));
     out
 }
 
 /// Undoes `compress` into `out`, replacing it; at most `max_len` bytes.
 pub fn decompress(stored: &[u8], max_len: u64, out: &mut Vec<u8>) -> Result<()> {
-    let (length, block) = stored
-        .split_first_chunk::<4>()
-        .ok_or_else(|| Error::corrupt("an LZ4 stage is cut short [F18]"))?;
-    let length = u64::from(u32::from_le_bytes(*length));
+    decompress_with(stored, max_len, &[], out)
+}
+
+/// Undoes `compress_with`.
+pub(crate) fn decompress_with(
+    stored: &[u8],
+    max_len: u64,
+    dictionary: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<()> {
+    let mut block = stored;
+    let length =
+        take_varint(&mut block).map_err(|_| Error::corrupt("an LZ4 stage is cut short [F18]"))?;
     if length > max_len || length > MAX_RATIO * block.len() as u64 + SLACK {
         return Err(Error::corrupt(format!(
             "an LZ4 stage of {} bytes claims {length} bytes [F18]",
@@ -48,7 +64,7 @@ pub fn decompress(stored: &[u8], max_len: u64, out: &mut Vec<u8>) -> Result<()> 
     }
     out.clear();
     out.resize(length as usize, 0);
-    let got = lz4_flex::block::decompress_into(block, out)
+    let got = lz4_flex::block::decompress_into_with_dict(block, out, dictionary)
         .map_err(|e| Error::corrupt(format!("LZ4 block: {e} [F18]")))?;
     if got as u64 != length {
         return Err(Error::corrupt(format!(
@@ -94,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_bomb_is_refused_before_memory_is_taken() {
-        let mut stored = u32::MAX.to_le_bytes().to_vec();
+        let mut stored = vec![0xff, 0xff, 0xff, 0xff, 0x0f];
         stored.extend_from_slice(&[0; 10]);
         let mut out = vec![];
         assert!(decompress(&stored, u64::MAX, &mut out).is_err());

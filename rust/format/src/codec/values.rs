@@ -3,7 +3,6 @@
 use deltawire_kernels::ordered::{advance, step, Order};
 use deltawire_kernels::Word;
 
-use super::grouped;
 use super::positions::{decode_gaps, gaps};
 use super::rice::{self, Escapes};
 use super::stage::{compress, decompress};
@@ -20,13 +19,13 @@ pub enum ValueCodec {
     Planes = 1,
     /// Steps from the old elements in ordered-integer space.
     Step = 2,
-    /// The same, in the order of the positions' classes, each with statistics of its own.
-    Grouped = 3,
+    /// Steps within the stream of the positions, which are by class.
+    Classes = 3,
 }
 
 impl ValueCodec {
     /// Every codec.
-    pub const ALL: [Self; 4] = [Self::Raw, Self::Planes, Self::Step, Self::Grouped];
+    pub const ALL: [Self; 4] = [Self::Raw, Self::Planes, Self::Step, Self::Classes];
 
     /// By id.
     pub fn from_id(id: u8) -> Result<Self> {
@@ -42,13 +41,13 @@ impl ValueCodec {
             Self::Raw => "raw",
             Self::Planes => "planes",
             Self::Step => "step",
-            Self::Grouped => "grouped",
+            Self::Classes => "classes",
         }
     }
 
     /// Whether values are relative to the old elements.
     pub const fn is_step(self) -> bool {
-        matches!(self, Self::Step | Self::Grouped)
+        matches!(self, Self::Step | Self::Classes)
     }
 
     /// Most bytes a stream of `count` values of `width` bytes can have.
@@ -59,8 +58,7 @@ impl ValueCodec {
             Self::Planes => width * (4 + count),
             // Signs; exceptions as a Rice stream of gaps; k up to 63, 25 unary bits, escapes.
             Self::Step => 64 + count.div_ceil(8) + 4 * count + count * (8 + 4 + width),
-            // A poor parameter can make one size take megabytes: only the chunk itself bounds it.
-            Self::Grouped => 64 << 20,
+            Self::Classes => 0,
         }
     }
 }
@@ -70,6 +68,9 @@ impl ValueCodec {
 pub struct Values<W> {
     words: Vec<W>,
     steps: bool,
+    /// Memory that decoding reuses.
+    plane: Vec<u8>,
+    exceptions: Vec<u32>,
 }
 
 impl<W: Word> Values<W> {
@@ -88,9 +89,23 @@ impl<W: Word> Values<W> {
         }
     }
 
-    /// Puts value `order[i]` in place `i`.
-    pub(crate) fn permute(&mut self, order: &[u32]) {
-        self.words = order.iter().map(|&at| self.words[at as usize]).collect();
+    /// Replaces them by steps, in this order.
+    pub(crate) fn set_steps(&mut self, steps: &[W], order: &[u32]) {
+        self.steps = true;
+        self.words.clear();
+        self.words
+            .extend(order.iter().map(|&at| steps[at as usize]));
+    }
+
+    /// Replaces them by steps, which come back in their place.
+    pub(crate) fn swap_steps(&mut self, steps: &mut Vec<W>) {
+        self.steps = true;
+        std::mem::swap(&mut self.words, steps);
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn held(&self) -> usize {
+        self.words.capacity() * W::WIDTH + self.plane.capacity() + 4 * self.exceptions.capacity()
     }
 
     /// Number of values.
@@ -127,14 +142,6 @@ pub fn encode_planes<W: Word>(new: &[W], out: &mut Vec<u8>) {
     }
 }
 
-/// Steps from old to new elements, sign-extended.
-pub fn steps<W: Word>(old: &[W], new: &[W], order: Order) -> Vec<i64> {
-    old.iter()
-        .zip(new)
-        .map(|(&a, &b)| step(a, b, order).to_i64())
-        .collect()
-}
-
 /// Appends steps; no pair may be equal.
 pub fn encode_steps<W: Word>(old: &[W], new: &[W], order: Order, out: &mut Vec<u8>) {
     debug_assert!(old.iter().zip(new).all(|(a, b)| a != b));
@@ -166,12 +173,11 @@ pub fn encode_steps<W: Word>(old: &[W], new: &[W], order: Order, out: &mut Vec<u
     rice::encode(excess.iter().copied(), k, escapes, out);
 }
 
-/// Replaces `out` by the `count` values of `stream`; `groups` are the counts of the positions' classes.
+/// Replaces `out` by the `count` values of `stream`.
 pub fn decode<W: Word>(
     codec: ValueCodec,
     stream: &[u8],
     count: u32,
-    groups: &[u32],
     out: &mut Values<W>,
 ) -> Result<()> {
     out.words.clear();
@@ -189,23 +195,29 @@ pub fn decode<W: Word>(
             out.words.extend(stream.chunks_exact(W::WIDTH).map(W::read));
             Ok(())
         }
-        ValueCodec::Planes => decode_planes(stream, count, &mut out.words),
-        ValueCodec::Step => decode_steps(stream, count, &mut out.words),
-        ValueCodec::Grouped => grouped::decode(stream, groups, &mut out.words),
+        ValueCodec::Planes => decode_planes(stream, count, &mut out.plane, &mut out.words),
+        ValueCodec::Step => decode_steps(stream, count, &mut out.exceptions, &mut out.words),
+        ValueCodec::Classes => Err(Error::corrupt(
+            "steps by class behind positions that have none [F14]",
+        )),
     }
 }
 
-fn decode_planes<W: Word>(stream: &[u8], count: usize, out: &mut Vec<W>) -> Result<()> {
+fn decode_planes<W: Word>(
+    stream: &[u8],
+    count: usize,
+    scratch: &mut Vec<u8>,
+    out: &mut Vec<W>,
+) -> Result<()> {
     let short = || Error::corrupt("byte planes are cut short");
     let mut rest = stream;
-    let mut scratch = Vec::new();
     for byte in (0..W::WIDTH).rev() {
         let (head, body) = rest.split_first_chunk::<4>().ok_or_else(short)?;
         let head = u32::from_le_bytes(*head);
         let stored = body.get(..(head & !(1 << 31)) as usize).ok_or_else(short)?;
         rest = &body[stored.len()..];
         let plane = if head >> 31 == 1 {
-            decompress(stored, count as u64, &mut scratch)?;
+            decompress(stored, count as u64, scratch)?;
             &scratch[..]
         } else {
             stored
@@ -233,7 +245,12 @@ fn decode_planes<W: Word>(stream: &[u8], count: usize, out: &mut Vec<W>) -> Resu
     }
 }
 
-fn decode_steps<W: Word>(stream: &[u8], count: usize, out: &mut Vec<W>) -> Result<()> {
+fn decode_steps<W: Word>(
+    stream: &[u8],
+    count: usize,
+    at: &mut Vec<u32>,
+    out: &mut Vec<W>,
+) -> Result<()> {
     let wrong = |what: &str| Error::corrupt(format!("steps {what} [F15]"));
     let signs_len = count.div_ceil(8);
     if stream.len() < signs_len {
@@ -258,7 +275,7 @@ fn decode_steps<W: Word>(stream: &[u8], count: usize, out: &mut Vec<W>) -> Resul
             return Err(wrong("are cut short"));
         }
         let (ranks, magnitudes) = rest.split_at(length as usize);
-        let mut at = Vec::new();
+        at.clear();
         if decode_gaps(ranks, exceptions, count as u32, |p| at.push(p))? != ranks.len() {
             return Err(wrong("have exceptions of another length than stated"));
         }
@@ -308,31 +325,26 @@ mod tests {
         let new: Vec<W> = pairs.iter().map(|p| p.1).collect();
         let count = new.len() as u32;
         for order in [Order::Float, Order::Integer] {
-            for codec in ValueCodec::ALL {
+            for codec in [ValueCodec::Raw, ValueCodec::Planes, ValueCodec::Step] {
                 let mut stream = vec![];
                 match codec {
                     ValueCodec::Raw => encode_raw(&new, &mut stream),
                     ValueCodec::Planes => encode_planes(&new, &mut stream),
                     ValueCodec::Step => encode_steps(&old, &new, order, &mut stream),
-                    ValueCodec::Grouped => {
-                        let steps = steps(&old, &new, order);
-                        if !grouped::encode(&steps, &[count], &mut stream) {
-                            continue;
-                        }
-                    }
+                    ValueCodec::Classes => {}
                 }
                 assert!(stream.len() as u64 <= codec.max_len(count, W::WIDTH));
                 let mut values = Values::default();
-                decode(codec, &stream, count, &[count], &mut values).unwrap();
+                decode(codec, &stream, count, &mut values).unwrap();
                 let got: Vec<W> = (0..new.len())
                     .map(|i| values.resolve(i, old[i], order))
                     .collect();
                 assert_eq!(got, new, "{codec:?} {order:?}");
                 for end in 0..stream.len() {
-                    assert!(decode(codec, &stream[..end], count, &[count], &mut values).is_err());
+                    assert!(decode(codec, &stream[..end], count, &mut values).is_err());
                 }
                 stream.push(0);
-                assert!(decode(codec, &stream, count, &[count], &mut values).is_err());
+                assert!(decode(codec, &stream, count, &mut values).is_err());
             }
         }
     }
@@ -358,11 +370,11 @@ mod tests {
         ) {
             for codec in ValueCodec::ALL {
                 let mut a = Values::<u8>::default();
-                if decode(codec, &stream, count, &[count], &mut a).is_ok() {
+                if decode(codec, &stream, count, &mut a).is_ok() {
                     prop_assert_eq!(a.len(), count as usize);
                 }
                 let mut a = Values::<u64>::default();
-                if decode(codec, &stream, count, &[count], &mut a).is_ok() {
+                if decode(codec, &stream, count, &mut a).is_ok() {
                     prop_assert_eq!(a.len(), count as usize);
                 }
             }
