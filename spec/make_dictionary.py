@@ -2,8 +2,8 @@
 
     python spec/make_dictionary.py
 
-The dictionary is part of format version 1 and never changes within it; this script says how its bytes
-came about, and the tests check that they still do.
+The dictionary is part of format version 1 and never changes within it; this script says how its
+bytes came about, and the tests check that they still do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def dictionary() -> bytes:
         "input_layernorm.weight",
         *(f"mlp.{p}.weight" for p in sorted(MLP)),
         "post_attention_layernorm.weight",
-        *(f"self_attn.{p}.weight" for p in ("k_norm", "k_proj", "o_proj", "q_norm", "q_proj", "v_proj")),
+        *(
+            f"self_attn.{p}.weight"
+            for p in ("k_norm", "k_proj", "o_proj", "q_norm", "q_proj", "v_proj")
+        ),
     ]
     module_layer = [
         *weights,

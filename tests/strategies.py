@@ -24,30 +24,34 @@ if str(REFERENCE) not in sys.path:
 import deltawire as dw  # noqa: E402
 import deltawire_reference as reference  # noqa: E402
 from deltawire_reference import (  # noqa: E402
+    LAW,
     WIDTHS,
     Coding,
     Options,
+    Parameters,
     Value,
+    classes,
+    columns,
     digest,
     encoder,
     geometric,
+    law,
     primitives,
-    ranks,
     rice,
     tensors,
 )
-from deltawire_reference.positions import ALL, RANKS  # noqa: E402
+from deltawire_reference.positions import ALL  # noqa: E402
 from deltawire_reference.positions import NAMES as POSITION_CODECS  # noqa: E402
-from deltawire_reference.values import GROUPED  # noqa: E402
 from deltawire_reference.values import NAMES as VALUE_CODECS  # noqa: E402
 
 __all__ = [
-    "digest", "encoder", "geometric", "primitives", "ranks", "reference", "rice", "tensors",
+    "classes", "columns", "digest", "encoder", "geometric", "law", "primitives", "reference",
+    "rice", "tensors",
 ]  # fmt: skip
 
 State = dict[str, Value]
 Views = dict[str, dw.TensorView]
-CODECS = (*POSITION_CODECS.values(), *VALUE_CODECS.values())
+CODECS = (*POSITION_CODECS.values(), *VALUE_CODECS.values(), "classes")
 PROFILES = ("compact", "fast", "overwrite")
 
 
@@ -155,8 +159,8 @@ def values(draw: st.DrawFn, dtype: str, shape: tuple[int, ...]) -> Value:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kind = draw(st.sampled_from(["random", "weights", "exponents", "constant", "specials"]))
     unsigned = np.dtype(f"<u{width}")
-    if kind == "exponents" and dtype in ranks.EXPONENTS:
-        first, bits = ranks.EXPONENTS[dtype]
+    if kind == "exponents" and dtype in tensors.EXPONENTS:
+        first, bits = tensors.EXPONENTS[dtype]
         low = int(rng.integers(0, 1 << bits))
         fields = rng.integers(low, min(low + 1 + int(rng.integers(0, 20)), 1 << bits), count)
         numbers = np.frombuffer(rng.bytes(count * width), unsigned).copy()
@@ -261,9 +265,9 @@ def writing(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def codings(draw: st.DrawFn) -> Coding:
-    positions = draw(st.sampled_from([None, 1, 2, 3, 4, 5, RANKS, RANKS]))
-    values_ = draw(st.sampled_from([0, 1] if positions == ALL else [0, 1, 2, GROUPED, GROUPED]))
-    parameters = st.none() | st.integers(0, 191)
+    positions = draw(st.sampled_from([None, 1, 2, 3, 4, 5]))
+    values_ = draw(st.sampled_from([0, 1] if positions == ALL else [0, 1, 2]))
+    parameters = st.none() | st.just(LAW) | st.integers(0, 191)
     return Coding(
         positions=positions,
         position_stage=draw(st.integers(0, 1)),
@@ -275,12 +279,16 @@ def codings(draw: st.DrawFn) -> Coding:
         k_gaps=draw(st.integers(0, 24)),
         k_sizes=draw(st.integers(0, 63)),
         plane_stages=tuple(draw(st.lists(st.integers(0, 1), min_size=8, max_size=8))),
+        by_class=draw(st.booleans()),
         classes=draw(st.integers(1, 16)),
-        top=draw(st.none() | st.integers(0, 65535) | st.integers(100, 140)),
-        q=draw(parameters),
-        q_gaps=draw(parameters),
-        # A small parameter takes a symbol for every unit of the largest sizes.
-        q_sizes=draw(st.none() | st.integers(56, 191)),
+        top=draw(st.none() | st.integers(0, 2047) | st.integers(100, 140)),
+        groups=draw(st.integers(1, 8)),
+        parameters=Parameters(
+            distance=draw(st.none() | st.integers(0, 255)),
+            ranks=draw(parameters),
+            sizes=draw(st.none() | st.just(LAW) | st.integers(1, 192)),
+            differ=draw(st.booleans()),
+        ),
     )
 
 
@@ -315,5 +323,7 @@ def encodings(draw: st.DrawFn, base: State) -> Options:
         lz4_index=draw(st.booleans()),
         header_state=draw(st.booleans()),
         states=draw(st.booleans()),
+        digests=draw(st.none() | st.booleans()),
+        plain_table=draw(st.booleans()),
         order=draw(st.permutations(list(base))),
     )

@@ -4,6 +4,7 @@
 
 - ``diff``, ``apply``, ``inspect``: whole deltas, from and to checkpoints or tensors
 - ``StreamWriter``, ``StreamReader``: chunk by chunk, in bounded memory
+- ``Partition``: changes of a tile between who scans buffers and who packs bytes
 - ``stage``: check and prove first, commit in O(changes) later
 - ``state_digest``: the additive digest that proves which bits a model holds
 - ``Board``: publish immutable versions, follow them, pull checkpoints
@@ -40,6 +41,7 @@ from .errors import (
     WrongBase,
     WrongVersion,
 )
+from .partition import Partition
 from .stream import Chunk, StreamReader, StreamWriter, diff, inspect
 from .tensors import TensorView
 from .types import ApplyStats, Changes, DeltaInfo, DeltaStats, Limits, TensorInfo, Tiling
@@ -73,6 +75,7 @@ __all__ = [
     "LimitExceeded",
     "Limits",
     "Manifest",
+    "Partition",
     "PublishStats",
     "Publisher",
     "PullStats",

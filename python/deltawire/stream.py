@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from . import _native
 from .errors import LayoutMismatch
+from .partition import Partition, from_parts, to_parts
 from .sources import PathLike, Sink, is_path, open_delta, opened_sink, opened_tensors, placed
 from .tensors import ITEMSIZE, TensorView, as_view, as_views, matrix_shape
 from .types import Changes, DeltaInfo, DeltaStats, Limits, Profile, TensorInfo, Tiling
@@ -237,6 +238,42 @@ class StreamWriter:
         values = _value_bytes(changes.values, dtype, name)
         self._native.add_found(index, positions, values, None if view is None else view.data)
 
+    def partitions(self, name: str, *, base: Any, new: Any) -> Iterator[Partition]:
+        """Compare one tensor's two states tile by tile, without writing: what a scanner yields.
+
+        The twin of a GPU scanner, and what ``add_partitions`` takes.
+
+        Raises:
+            LayoutMismatch: unknown name, or another dtype or shape.
+        """
+        old, after = as_view(base, name), as_view(new, name)
+        index = self._entry(name, old, after)
+        for tile in range(self._native.tiles(index)[0]):
+            parts, _, result = self._native.partition(index, tile, old.data, after.data)
+            if parts is not None:
+                lane0 = int.from_bytes(result[:8], "little")
+                yield from_parts(tile, parts, old.itemsize, lane0)
+
+    def add_partitions(
+        self, name: str, partitions: Iterable[Partition], *, base_digest: bytes, digest: bytes
+    ) -> None:
+        """Write changes of one tensor that are in classes already. Costs O(changes).
+
+        Args:
+            name: name in the table; each once.
+            partitions: one for each tile that changes, tiles ascending.
+            base_digest, digest: the tensor's state digest before and after, 16 bytes each, as
+                ``tensor_digests`` gives.
+
+        Raises:
+            LayoutMismatch: a partition that contradicts itself or does not fit its tile; the writer is
+                then finished.
+        """
+        index = self._entry(name)
+        itemsize = ITEMSIZE[self._table[name][1]]
+        items = [(p.tile, to_parts(p, itemsize, name), p.result) for p in partitions]
+        self._native.add_partitions(index, base_digest, digest, items)
+
     def __enter__(self) -> Self:
         return self
 
@@ -306,7 +343,7 @@ class Chunk:
         changes: number of changed elements.
         nbytes: bytes of the chunk in the delta.
         offset: its place in the delta.
-        codec: names of its codecs, "positions+values".
+        codec: names of its codecs, "positions+values", or "classes" for both.
     """
 
     def __init__(self, native: _native.Chunk, path: str | None = None) -> None:
@@ -329,7 +366,7 @@ class Chunk:
 
         Args:
             base: the tensor before the chunk (torch, numpy or ``TensorView``). Needed where the
-                codec is "ranks", whose positions count within exponent classes of the base.
+                codec is "classes", whose positions count within exponent classes of the base.
 
         Raises:
             WrongBase: the base is needed and not given, or is another.
@@ -337,6 +374,19 @@ class Chunk:
         view = None if base is None else as_view(base, self.tensor).data
         with placed(self._path):
             return np.frombuffer(self._native.positions(view), np.int64)
+
+    def partition(self) -> Partition | None:
+        """The changes by exponent class, without the base; None where the codec is another.
+
+        Raises:
+            CorruptDelta: the chunk's contents are malformed.
+        """
+        with placed(self._path):
+            parts = self._native.partition()
+        result = self._native.result
+        if parts is None or result is None:
+            return None
+        return from_parts(self.tile, parts, self._native.itemsize, result)
 
     def apply_(self, target: Mapping[str, Any]) -> bool:
         """Change ``target[self.tensor]`` in place; all of the chunk or nothing.

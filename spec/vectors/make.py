@@ -50,9 +50,7 @@ def make() -> dict[str, bytes]:
                 "new": f"{case.states}.new",
                 "chunks": len(delta.chunks),
                 "changed": sum(chunk.changes for chunk in delta.chunks),
-                "both_digests": all(
-                    None not in (c.base_digest, c.result_digest) for c in delta.chunks
-                ),
+                "result_digests": all(c.result_digest is not None for c in delta.chunks),
             }
         )
     for item in all_bad(states):
@@ -90,9 +88,11 @@ def span_of(place: str | None, spans: dict[str, tuple[int, int]], length: int) -
         return [spans[place.removeprefix("from ")][0], spans["index"][1]]
     if place == "cut":
         return [0, length]
+    if place == "any":
+        return [0, length]
     if place == "end":
         return [spans["trailer"][0], length]
-    return [spans["header"][1], length]
+    return [spans["header"][1], length]  # a gap
 
 
 def on_disk(folders: tuple[str, ...]) -> dict[str, bytes]:

@@ -2,19 +2,17 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use deltawire_kernels::digest::Words;
-use deltawire_kernels::{
-    digest, scan, Block, Digest, Matrix, MixKey, Target, TileMut, Tiles, Word,
-};
+use deltawire_kernels::{Digest, Matrix, Target, TileMut, Tiles, Word};
 use rayon::prelude::*;
 
+use crate::check::{change_of, check_chunk, digest_of, Memory, TileCheck};
 use crate::chunk::{Chunk, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::permits::Permits;
 use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
-use crate::scratch::{Pool, Reusable};
+use crate::scratch::Pool;
 use crate::table::Tensor;
 use crate::with_word;
 use crate::writer::check_matrix;
@@ -25,130 +23,6 @@ const TILES_PER_THREAD: usize = 16;
 /// Bytes of located changes that a plan usually keeps for the commit: about 33 million changes of
 /// two-byte elements.
 pub const KEEP: usize = 128 << 20;
-/// Memory of one tile that is worth keeping.
-const KEPT_BYTES: usize = 2 << 20;
-
-/// What a chunk finds in its tile.
-#[derive(Clone, Copy, Debug)]
-struct TileCheck {
-    /// False where the tile has the result already.
-    apply: bool,
-    /// The tile's digest now, and what the chunk adds to it.
-    now: Digest,
-    change: Digest,
-}
-
-/// Memory that checking a chunk reuses: what it decodes to, and the elements at its positions.
-#[derive(Default)]
-struct Memory<W> {
-    scratch: Scratch<W>,
-    old: Vec<W>,
-    new: Vec<W>,
-    words: Words,
-}
-
-impl<W: Word> Reusable for Memory<W> {
-    fn keep(&self) -> bool {
-        self.scratch.held() + W::WIDTH * (self.old.capacity() + self.new.capacity()) < KEPT_BYTES
-    }
-}
-
-/// Digest of a block, with lane 1 only where `both` are asked for.
-fn digest_of(key: MixKey, matrix: &Matrix<'_>, block: &Block, both: bool) -> Digest {
-    if both {
-        digest::block(key, matrix, block)
-    } else {
-        digest::block_lane0(key, matrix, block)
-    }
-}
-
-/// What a block's digest changes by, with lane 1 only where `both` are asked for.
-fn change_of<W: Word>(
-    key: MixKey,
-    matrix: &Matrix<'_>,
-    block: &Block,
-    changes: (&[u32], &[W]),
-    both: bool,
-    words: &mut Words,
-) -> Digest {
-    let (positions, new) = changes;
-    if both {
-        digest::change::<W, true>(key, matrix, block, positions, new, words)
-    } else {
-        digest::change::<W, false>(key, matrix, block, positions, new, words)
-    }
-}
-
-/// Checks one chunk against a tile of `matrix`, decoding it into `memory`.
-fn check_chunk<T: Word>(
-    chunk: &Chunk,
-    tensors: &[Tensor],
-    matrix: &Matrix<'_>,
-    both: bool,
-    memory: &mut Memory<T>,
-) -> Result<TileCheck> {
-    let tensor = chunk.tensor(tensors);
-    let block = chunk.tile_box(tensors)?.block(tensor.width);
-    let place = |e: Error| e.at(chunk.offset).of(&tensor.name);
-    let neither = || {
-        let message = format!(
-            "tile {} holds neither the base that the delta starts from nor its result; apply it \
-             to the right version, or fetch an anchor",
-            chunk.header.tile
-        );
-        place(Error::new(Kind::WrongBase, message))
-    };
-    let Memory {
-        scratch,
-        old,
-        new,
-        words,
-    } = memory;
-    chunk.decode(tensors, scratch)?;
-    let now = digest_of(tensor.key(), matrix, &block, both);
-    if chunk.header.result == Some(now.lanes[0]) {
-        return Ok(TileCheck {
-            apply: false,
-            now,
-            change: Digest::default(),
-        });
-    }
-    if chunk.header.base.is_some_and(|base| base != now.lanes[0]) {
-        return Err(neither());
-    }
-    scratch
-        .locate(tensor, matrix, &block)
-        .map_err(|e| match chunk.header.base {
-            Some(_) => place(e),
-            None => neither(),
-        })?;
-    old.clear();
-    scan::gather(matrix, &block, &scratch.positions, old);
-    let order = tensor.order();
-    new.clear();
-    new.extend(
-        old.iter()
-            .enumerate()
-            .map(|(i, &old)| scratch.values.resolve(i, old, order)),
-    );
-    let changes = (&scratch.positions[..], &new[..]);
-    let change = change_of(tensor.key(), matrix, &block, changes, both, words);
-    match chunk.header.result {
-        Some(result) if now.plus(change).lanes[0] != result => match chunk.header.base {
-            // Its base was there, so the chunk itself is wrong.
-            Some(_) => Err(place(Error::corrupt(
-                "the chunk does not lead to its result digest [F13]",
-            ))),
-            None => Err(neither()),
-        },
-        _ => Ok(TileCheck {
-            apply: true,
-            now,
-            change,
-        }),
-    }
-}
-
 /// Writes a located chunk into its tile.
 fn write_chunk<T: Word>(tensor: &Tensor, tile: &mut TileMut<'_>, scratch: &Scratch<T>) {
     let order = tensor.order();
@@ -187,48 +61,6 @@ pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], mut target: Target<'_>) ->
             write_chunk(tensor, &mut tile_of(chunk, tensor, &tiles)?, &memory.scratch);
         }
         Ok(check.apply)
-    })
-}
-
-/// Positions of a chunk as element numbers of its whole tensor, ascending within the tile.
-///
-/// Ranks are located in `base`, the tensor before the chunk.
-///
-/// # Errors
-/// `WrongBase` where a base is needed and not given, or does not hold the chunk's base digest.
-pub fn flat_positions(
-    chunk: &Chunk,
-    tensors: &[Tensor],
-    base: Option<&Matrix<'_>>,
-) -> Result<Vec<i64>> {
-    let tensor = chunk.tensor(tensors);
-    let place = chunk.tile_box(tensors)?;
-    with_word!(tensor.width, T => {
-        let mut scratch = Scratch::<T>::default();
-        chunk.decode(tensors, &mut scratch)?;
-        if scratch.is_by_class() {
-            let wrong = |message: &str| {
-                Error::new(Kind::WrongBase, message).at(chunk.offset).of(&tensor.name)
-            };
-            let base = base.ok_or_else(|| {
-                wrong("positions are ranks within exponent classes; give the base to locate them")
-            })?;
-            check_matrix(tensor, base)?;
-            let mut memory = Memory { scratch, ..Memory::default() };
-            if !check_chunk(chunk, tensors, base, false, &mut memory)?.apply {
-                return Err(wrong("the tensor has the result already; positions need the base"));
-            }
-            scratch = memory.scratch;
-            scratch.positions.sort_unstable();
-        }
-        Ok(scratch
-            .positions
-            .iter()
-            .map(|&p| {
-                let (row, col) = (u64::from(p) / place.cols, u64::from(p) % place.cols);
-                ((place.row + row) * tensor.cols + place.col + col) as i64
-            })
-            .collect())
     })
 }
 

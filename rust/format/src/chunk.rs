@@ -1,5 +1,6 @@
 //! Chunk records: the changes of one tile.
 
+use deltawire_kernels::classes::{ClassMap, Part, Progress, Selector};
 use deltawire_kernels::{Block, Matrix, Word};
 
 use crate::bits::{put_varint, take_varint};
@@ -63,6 +64,49 @@ pub struct Scratch<W> {
     pub partition: Partition<W>,
     order: Vec<u32>,
     stream: Vec<u8>,
+    progress: Progress,
+}
+
+/// Positions of a chunk's ranks, being found in a tile part by part.
+pub struct Locator<'s, W> {
+    map: ClassMap,
+    selector: Selector<'s>,
+    row: usize,
+    positions: &'s mut Vec<u32>,
+    values: &'s mut Values<W>,
+    partition: &'s Partition<W>,
+    order: &'s mut Vec<u32>,
+    progress: &'s mut Progress,
+}
+
+impl<W: Word> Locator<'_, W> {
+    /// Looks through the next rows of the tile, which `matrix` holds in `block`.
+    pub fn next(&mut self, matrix: &Matrix<'_>, block: &Block) {
+        let end = self.row + block.rows;
+        let part = Part {
+            matrix,
+            block: *block,
+            map: self.map,
+            rows: self.partition.rows.get(self.row..end).unwrap_or(&[]),
+        };
+        let selector = &mut self.selector;
+        selector.next::<W>(&part, self.progress, self.positions, self.order);
+        self.row = end;
+    }
+
+    /// Puts the values in the order of the positions.
+    ///
+    /// # Errors
+    /// `Corrupt` where a class has fewer elements than a rank says.
+    pub fn finish(self) -> Result<()> {
+        if !self.selector.is_complete() {
+            return Err(Error::corrupt(
+                "classes have fewer elements than a rank says [F25]",
+            ));
+        }
+        self.values.set_steps(&self.partition.steps, self.order);
+        Ok(())
+    }
 }
 
 impl<W: Word> Scratch<W> {
@@ -71,36 +115,54 @@ impl<W: Word> Scratch<W> {
         self.partition.needs_base()
     }
 
+    /// Begins to find the positions of ranks in a base.
+    ///
+    /// # Errors
+    /// `Corrupt` where the dtype has no exponents.
+    pub fn begin_locating<'s>(&'s mut self, tensor: &Tensor) -> Result<Option<Locator<'s, W>>> {
+        if !self.is_by_class() {
+            return Ok(None);
+        }
+        let Self {
+            positions,
+            values,
+            partition,
+            order,
+            progress,
+            ..
+        } = self;
+        let Some(map) = tensor.class_map(partition.top, partition.classes) else {
+            let message = "classes in a tensor whose elements have no exponent [F25]";
+            return Err(Error::corrupt(message).of(&tensor.name));
+        };
+        positions.clear();
+        order.clear();
+        progress.restart();
+        let (classes, counts) = (partition.classes, &partition.counts);
+        Ok(Some(Locator {
+            map,
+            selector: Selector::new(classes, counts, &partition.ranks),
+            row: 0,
+            positions,
+            values,
+            partition,
+            order,
+            progress,
+        }))
+    }
+
     /// Finds the positions of ranks in the base, which `matrix` holds in `block`.
     ///
     /// # Errors
     /// `Corrupt` where a class has fewer elements than a rank says, or the dtype has no exponents.
     pub fn locate(&mut self, tensor: &Tensor, matrix: &Matrix<'_>, block: &Block) -> Result<()> {
-        if !self.is_by_class() {
-            return Ok(());
+        match self.begin_locating(tensor)? {
+            None => Ok(()),
+            Some(mut locator) => {
+                locator.next(matrix, block);
+                locator.finish().map_err(|e| e.of(&tensor.name))
+            }
         }
-        let wrong = |what: &str| Error::corrupt(format!("classes {what} [F25]")).of(&tensor.name);
-        let partition = &self.partition;
-        let map = tensor
-            .class_map(partition.top, partition.classes)
-            .ok_or_else(|| wrong("in a tensor whose elements have no exponent"))?;
-        self.positions.clear();
-        self.order.clear();
-        let found = deltawire_kernels::classes::select::<W>(
-            matrix,
-            block,
-            &map,
-            &partition.rows,
-            &partition.counts,
-            &partition.ranks,
-            &mut self.positions,
-            &mut self.order,
-        );
-        if !found {
-            return Err(wrong("have fewer elements than a rank says"));
-        }
-        self.values.set_steps(&partition.steps, &self.order);
-        Ok(())
     }
 
     /// Bytes of memory held.
@@ -220,6 +282,21 @@ impl Chunk {
         let place = self.tile_box(tensors)?;
         self.decode_parts(place.elements(), place.rows as u32, scratch)
             .map_err(|e| e.at(self.offset).of(name))
+    }
+
+    /// The changes by class; `None` where the chunk has them otherwise.
+    pub fn partition<W: Word>(&self, tensors: &[Tensor]) -> Result<Option<Partition<W>>> {
+        if self.header.positions.0 != PositionCodec::Classes {
+            return Ok(None);
+        }
+        let name = &self.tensor(tensors).name;
+        let place = self.tile_box(tensors)?;
+        let stream = &self.record[self.positions_at..self.values_at];
+        let mut out = Partition::default();
+        let (changes, rows) = (self.header.changes, place.rows as u32);
+        classes::decode(stream, changes, place.elements(), rows, &mut out)
+            .map_err(|e| e.at(self.offset).of(name))?;
+        Ok(Some(out))
     }
 
     fn decode_parts<W: Word>(

@@ -1,16 +1,18 @@
 //! Which exponent classes and groups of rows suit a tile's changes, and the changes in their order.
 
-use deltawire_kernels::classes::{self, ClassMap, MAX_CLASSES, MAX_GROUPS};
+use deltawire_kernels::classes::{self, ClassMap, Part, Progress, MAX_CLASSES, MAX_GROUPS};
 use deltawire_kernels::matrix::Divider;
 use deltawire_kernels::ordered::step;
 use deltawire_kernels::{Block, Matrix, Word};
 
 use crate::codec::classes::{Partition, GROUPED_COLS};
-use crate::codec::geometric::{cost, minus_log2, parameter};
+use crate::codec::tables::{cost, minus_log2, parameter};
 use crate::table::Tensor;
 
 /// Fewest changes of a tile that are worth classes.
 const FEW: usize = 24;
+/// Changes that tell which classes suit a tile.
+const SAMPLE: usize = 512;
 /// Fewest changes of a tile, and of a row of it on average, whose rows are worth groups.
 const FEW_FOR_GROUPS: usize = 512;
 /// Bits that a group's parameters take, about, in 2^-16.
@@ -18,114 +20,203 @@ const GROUP_COST: u64 = 160 << 16;
 /// Different sizes of rows that groups are made of.
 const BUCKETS: usize = 40;
 
-/// Memory that classifying reuses.
+/// Changes of a tile as they are found, being put into classes. Keeps its memory from tile to tile.
+///
+/// Ranks are counted part by part, right after a part was compared, while the base is in the cache.
 #[derive(Debug, Default)]
-pub struct Scratch {
-    exponents: Vec<u32>,
+pub struct Classifier {
+    map: Option<ClassMap>,
+    /// Class and rank of each change, in the order of the positions.
     classes: Vec<u8>,
+    ranks: Vec<u32>,
+    /// Rows of the tile, and changes, whose ranks are counted.
+    rows: usize,
+    progress: Progress,
+    exponents: Vec<u32>,
     places: Vec<u32>,
     row_counts: Vec<u32>,
 }
 
-/// Highest and lowest exponent that get a class of their own, from the exponents of changes.
-fn bounds(counts: &[u32], total: usize) -> (u32, u32) {
-    let few = total / 512 + 8;
-    let mut sum = 0;
-    let mut enough = |e: &usize| {
-        sum += counts[*e] as usize;
-        sum > few
-    };
-    let top = (0..counts.len()).rev().find(&mut enough).unwrap_or(0);
-    sum = 0;
-    let mut enough = |e: &usize| {
-        sum += counts[*e] as usize;
-        sum > few
-    };
-    let low = (0..counts.len()).find(&mut enough).unwrap_or(0);
-    (top as u32, low.min(top) as u32)
+/// A tile and its changes so far: ascending positions, and the elements there before.
+#[derive(Clone, Copy, Debug)]
+pub struct Changes<'a, W> {
+    /// The tensor.
+    pub tensor: &'a Tensor,
+    /// Its elements before.
+    pub base: &'a Matrix<'a>,
+    /// The tile.
+    pub block: &'a Block,
+    /// Element numbers within the tile.
+    pub positions: &'a [u32],
+    /// Elements before, at these positions.
+    pub old: &'a [W],
 }
 
-/// Groups a tile's changes by exponent of the base, and its rows by how often they change; false where
-/// that does not pay.
-///
-/// `old` are the elements at `positions`, `new` what they become.
-#[allow(clippy::too_many_arguments)]
-pub fn classify<W: Word>(
-    tensor: &Tensor,
-    base: &Matrix<'_>,
-    block: &Block,
-    positions: &[u32],
-    old: &[W],
-    new: &[W],
-    scratch: &mut Scratch,
-    out: &mut Partition<W>,
-) -> bool {
-    out.clear();
-    let Some(probe) = tensor.class_map(0, 1).filter(|_| positions.len() >= FEW) else {
-        return false;
-    };
-    let Scratch {
-        exponents,
-        classes,
-        places,
-        row_counts,
-    } = scratch;
-    exponents.clear();
-    exponents.resize(probe.mask as usize + 1, 0);
-    for &bits in old {
-        exponents[probe.exponent(bits) as usize] += 1;
+impl Classifier {
+    /// Forgets the last tile.
+    pub fn restart(&mut self) {
+        self.map = None;
+        self.classes.clear();
+        self.ranks.clear();
+        self.rows = 0;
+        self.progress.restart();
     }
-    let (top, low) = bounds(exponents, positions.len());
-    let map = ClassMap {
-        top,
-        count: (top - low + 1).min(MAX_CLASSES as u32),
-        ..probe
-    };
-    let count = map.count as usize;
-    group_rows(block, W::WIDTH, positions, row_counts, &mut out.rows);
-    let groups = out.rows.iter().max().map_or(1, |&g| usize::from(g) + 1);
 
-    classes.clear();
-    classes.extend(old.iter().map(|&bits| map.class(bits) as u8));
-    out.top = top as u16;
-    out.classes = count;
-    out.counts.resize(groups * count, 0);
-    let divider = Divider::new(block.bytes / W::WIDTH);
-    let rows = &out.rows;
-    let class_of = |position: u32, class: u8| {
-        let group = match rows.is_empty() {
-            true => 0,
-            false => usize::from(rows[divider.divide(position) as usize]),
-        };
-        group * count + usize::from(class)
-    };
-    for (&position, &class) in positions.iter().zip(&*classes) {
-        out.counts[class_of(position, class)] += 1;
+    /// Takes the changes in the rows before `end`. Classes are chosen once there are enough changes.
+    pub fn add<W: Word>(&mut self, changes: &Changes<'_, W>, end: usize) {
+        if self.map.is_none() && changes.positions.len() >= SAMPLE {
+            self.map = self.choose(changes, false);
+        }
+        if let Some(map) = self.map {
+            self.count(changes, map, end, &[]);
+        }
     }
-    let begin = |places: &mut Vec<u32>| {
-        places.clear();
+
+    /// The changes of the whole tile by class; false where that does not pay. `new` are the elements after.
+    pub fn finish<W: Word>(
+        &mut self,
+        changes: &Changes<'_, W>,
+        new: &[W],
+        out: &mut Partition<W>,
+    ) -> bool {
+        out.clear();
+        let (positions, block) = (changes.positions, changes.block);
+        if positions.len() < FEW {
+            return false;
+        }
+        if self.map.is_none() {
+            self.map = self.choose(changes, true);
+        }
+        let Some(map) = self.map else {
+            return false;
+        };
+        group_rows(
+            block,
+            W::WIDTH,
+            positions,
+            &mut self.row_counts,
+            &mut out.rows,
+        );
+        if !out.rows.is_empty() && self.rows > 0 {
+            // Ranks within groups of rows are other ranks.
+            self.restart();
+        }
+        self.count(changes, map, block.rows, &out.rows);
+
+        let groups = out.rows.iter().max().map_or(1, |&g| usize::from(g) + 1);
+        let classes = map.count as usize;
+        out.classes = classes;
+        out.top = if classes * groups > 1 {
+            map.top as u16
+        } else {
+            0
+        };
+        out.counts.resize(groups * classes, 0);
+        if groups > 1 {
+            let divider = Divider::new(block.bytes / W::WIDTH);
+            for (class, &position) in self.classes.iter_mut().zip(positions) {
+                *class += out.rows[divider.divide(position) as usize] * classes as u8;
+            }
+        }
+        for &class in &self.classes {
+            out.counts[usize::from(class)] += 1;
+        }
         let mut sum = 0;
-        places.extend(out.counts.iter().map(|&n| {
+        self.places.clear();
+        self.places.extend(out.counts.iter().map(|&n| {
             sum += n;
             sum - n
         }));
+        out.ranks.resize(positions.len(), 0);
+        out.steps.resize(positions.len(), W::default());
+        let order = changes.tensor.order();
+        let values = changes.old.iter().zip(new);
+        for ((&class, &rank), (&old, &new)) in self.classes.iter().zip(&self.ranks).zip(values) {
+            let place = &mut self.places[usize::from(class)];
+            out.ranks[*place as usize] = rank;
+            out.steps[*place as usize] = step(old, new, order);
+            *place += 1;
+        }
+        true
+    }
+
+    /// Classes that suit the changes so far; the lowest is only known from all.
+    fn choose<W: Word>(&mut self, changes: &Changes<'_, W>, all: bool) -> Option<ClassMap> {
+        let probe = changes.tensor.class_map(0, 1)?;
+        self.exponents.clear();
+        self.exponents.resize(probe.mask as usize + 1, 0);
+        for &bits in changes.old {
+            self.exponents[probe.exponent(bits) as usize] += 1;
+        }
+        let total = changes.positions.len();
+        let few = total / 512 + if all { 8 } else { 1 };
+        let (top, low) = bounds(&self.exponents, few);
+        let count = if all {
+            top - low + 1
+        } else {
+            MAX_CLASSES as u32
+        };
+        Some(ClassMap {
+            top,
+            count: count.min(MAX_CLASSES as u32),
+            ..probe
+        })
+    }
+
+    /// Counts the ranks of changes in rows before `end` that were not counted yet.
+    fn count<W: Word>(
+        &mut self,
+        changes: &Changes<'_, W>,
+        map: ClassMap,
+        end: usize,
+        groups: &[u8],
+    ) {
+        let begun = self.classes.len();
+        let fresh = changes.old[begun..].iter();
+        self.classes
+            .extend(fresh.map(|&bits| map.class(bits) as u8));
+        let part = Part {
+            matrix: changes.base,
+            block: Block {
+                row: changes.block.row + self.rows,
+                rows: end - self.rows,
+                ..*changes.block
+            },
+            map,
+            rows: groups.get(self.rows..end).unwrap_or(&[]),
+        };
+        let (positions, classes) = (&changes.positions[begun..], &self.classes[begun..]);
+        classes::ranks::<W>(
+            &part,
+            &mut self.progress,
+            positions,
+            classes,
+            &mut self.ranks,
+        );
+        self.rows = end;
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn held(&self) -> usize {
+        self.classes.capacity() + 4 * self.ranks.capacity()
+    }
+}
+
+/// Highest and lowest exponent that get a class of their own, from the exponents of changes.
+fn bounds(counts: &[u32], few: usize) -> (u32, u32) {
+    let reach = |exponents: &mut dyn Iterator<Item = usize>| {
+        let mut sum = 0;
+        for e in exponents {
+            sum += counts[e] as usize;
+            if sum > few {
+                return e;
+            }
+        }
+        0
     };
-    begin(places);
-    out.steps.resize(positions.len(), W::default());
-    let order = tensor.order();
-    for (i, (&position, &class)) in positions.iter().zip(&*classes).enumerate() {
-        let place = &mut places[class_of(position, class)];
-        out.steps[*place as usize] = step(old[i], new[i], order);
-        *place += 1;
-    }
-    begin(places);
-    out.ranks.resize(positions.len(), 0);
-    let ranks = &mut out.ranks;
-    classes::ranks::<W>(base, block, &map, rows, positions, classes, places, ranks);
-    if count * groups == 1 {
-        out.top = 0;
-    }
-    true
+    let top = reach(&mut (0..counts.len()).rev());
+    let low = reach(&mut (0..counts.len())).min(top);
+    (top as u32, low as u32)
 }
 
 /// Bucket of a row with so many changes.

@@ -8,6 +8,7 @@ use crate::codec::positions::{self, Plan};
 use crate::codec::stage::compress;
 use crate::codec::{classes, values, Partition, PositionCodec, Stage, ValueCodec};
 use crate::error::{Error, Kind, Result};
+use crate::writer::Partitioned;
 
 /// Bits a change below which changes by class are taken without trying other codecs.
 const USUAL_BITS: usize = 10;
@@ -236,4 +237,24 @@ pub fn tile<W: Word>(
         result: tile.result,
     };
     chunk::encode(&header, &positions.bytes, &values.bytes)
+}
+
+/// The chunk record of a partition.
+pub fn partition<W: Word>(
+    tensor: u32,
+    item: &Partitioned<'_, W>,
+    scratch: &mut classes::Scratch,
+) -> Vec<u8> {
+    let mut stream = Vec::new();
+    classes::encode(item.partition, scratch, &mut stream);
+    let header = ChunkHeader {
+        positions: (PositionCodec::Classes, Stage::None),
+        values: (ValueCodec::Classes, Stage::None),
+        tensor,
+        tile: item.tile,
+        changes: item.partition.ranks.len() as u32,
+        base: None,
+        result: Some(item.result),
+    };
+    chunk::encode(&header, &stream, &[])
 }

@@ -17,6 +17,7 @@
 
 pub mod apply;
 pub mod bits;
+mod check;
 pub mod chunk;
 pub mod classify;
 pub mod codec;
@@ -40,6 +41,7 @@ pub mod tiling;
 pub mod writer;
 
 pub use apply::{Plan, Proof};
+pub use check::flat_positions;
 pub use chunk::Chunk;
 pub use encode::Profile;
 pub use error::{Error, Kind, Result};

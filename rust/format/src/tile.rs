@@ -1,18 +1,20 @@
 //! One tile of one tensor: comparing it, digesting it, and encoding its changes.
 
 use deltawire_kernels::digest::Words;
-use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
+use deltawire_kernels::{compare as kernel, digest, scan, Block, Digest, Matrix, Word};
 
-use crate::classify::{self, classify};
+use crate::classify::{Changes, Classifier};
+use crate::codec::classes::GROUPED_COLS;
 use crate::codec::{classes, Partition};
 use crate::encode::{self, Profile, TileChanges};
+use crate::error::{Error, Kind, Result};
 use crate::permits::Permits;
 use crate::scratch::{Pool, Reusable};
 use crate::table::Tensor;
-use crate::writer::{Found, Pair};
+use crate::writer::{Found, Pair, Partitioned};
 
 /// Bytes of one side that are compared before they are digested.
-const CACHED_BYTES: usize = 128 << 10;
+const CACHED_BYTES: usize = 32 << 10;
 /// Memory of one tile that is worth keeping.
 const KEPT_BYTES: usize = 2 << 20;
 
@@ -54,14 +56,67 @@ struct Scratch<W> {
     old: Vec<W>,
     new: Vec<W>,
     words: Words,
-    classify: classify::Scratch,
+    classifier: Classifier,
     partition: Partition<W>,
     encode: classes::Scratch,
 }
 
 impl<W: Word> Reusable for Scratch<W> {
     fn keep(&self) -> bool {
-        4 * self.positions.capacity() + self.partition.held() < KEPT_BYTES
+        4 * self.positions.capacity() + self.partition.held() + self.classifier.held() < KEPT_BYTES
+    }
+}
+
+/// Compares a tile's two states, leaving its changes in `scratch`; its digests go to `out`.
+fn scan_tile<T: Word>(
+    pair: &Pair<'_>,
+    entry: &Tensor,
+    block: Block,
+    by_class: bool,
+    scratch: &mut Scratch<T>,
+    out: &mut EncodedTile,
+) {
+    let Scratch {
+        part: part_positions,
+        positions,
+        old,
+        new,
+        classifier,
+        ..
+    } = scratch;
+    positions.clear();
+    old.clear();
+    new.clear();
+    classifier.restart();
+    let (key, base) = (entry.key(), &pair.base);
+    // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
+    let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
+    for first in (0..block.rows).step_by(step) {
+        let part = Block {
+            row: block.row + first,
+            rows: step.min(block.rows - first),
+            ..block
+        };
+        part_positions.clear();
+        let digest = kernel::differing::<T>(key, base, &pair.new, &part, part_positions);
+        scan::gather(base, &part, part_positions, old);
+        scan::gather(&pair.new, &part, part_positions, new);
+        let end = first + part.rows;
+        let change = digest::change_between::<T>(key, base, &pair.new, &part, part_positions);
+        out.base = out.base.plus(digest);
+        out.result = out.result.plus(digest).plus(change);
+        let offset = (first * block.bytes / T::WIDTH) as u32;
+        positions.extend(part_positions.iter().map(|p| p + offset));
+        if by_class {
+            let changes = Changes {
+                tensor: entry,
+                base,
+                block: &block,
+                positions,
+                old,
+            };
+            classifier.add(&changes, end);
+        }
     }
 }
 
@@ -76,45 +131,52 @@ pub(crate) fn compare<T: Word>(
     let Some(place) = entry.tile_box(tile) else {
         return out;
     };
-    let block = place.block(entry.width);
     work.scratch.with(|scratch: &mut Scratch<T>| {
-        let Scratch {
-            part: part_positions,
-            positions,
-            old,
-            new,
-            ..
-        } = scratch;
-        positions.clear();
-        old.clear();
-        new.clear();
-        // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
-        let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
-        for first in (0..block.rows).step_by(step) {
-            let part = Block {
-                row: block.row + first,
-                rows: step.min(block.rows - first),
-                ..block
-            };
-            part_positions.clear();
-            scan::differing::<T>(&pair.base, &pair.new, &part, part_positions);
-            scan::gather(&pair.base, &part, part_positions, old);
-            scan::gather(&pair.new, &part, part_positions, new);
-            let key = entry.key();
-            let base = digest::block(key, &pair.base, &part);
-            let change =
-                digest::change_between::<T>(key, &pair.base, &pair.new, &part, part_positions);
-            out.base = out.base.plus(base);
-            out.result = out.result.plus(base).plus(change);
-            let offset = (first * block.bytes / T::WIDTH) as u32;
-            positions.extend(part_positions.iter().map(|p| p + offset));
-        }
-        if !positions.is_empty() {
-            let _permit = work.permits.enter(positions.len());
+        let by_class = work.profile == Profile::Compact;
+        let block = place.block(entry.width);
+        scan_tile(pair, entry, block, by_class, scratch, &mut out);
+        if !scratch.positions.is_empty() {
+            let _permit = work.permits.enter(scratch.positions.len());
             finish(work.profile, &pair.base, entry, scratch, &mut out);
         }
     });
     out
+}
+
+/// A tile's changes by class, where there are any, and its digests before and after.
+pub(crate) fn partition<T: Word>(
+    pair: &Pair<'_>,
+    entry: &Tensor,
+    tile: u32,
+) -> (Option<Partition<T>>, [Digest; 2]) {
+    let mut out = EncodedTile::new(pair.tensor, tile);
+    let mut scratch = Scratch::<T>::default();
+    if let Some(place) = entry.tile_box(tile) {
+        let block = place.block(entry.width);
+        scan_tile(pair, entry, block, true, &mut scratch, &mut out);
+        if !scratch.positions.is_empty() {
+            scratch.classify(&pair.base, entry, &block);
+        }
+    }
+    let found = (!scratch.positions.is_empty()).then_some(scratch.partition);
+    (found, [out.base, out.result])
+}
+
+impl<T: Word> Scratch<T> {
+    /// Puts the changes into classes, or into one where more do not pay.
+    fn classify(&mut self, base: &Matrix<'_>, entry: &Tensor, block: &Block) {
+        let changes = Changes {
+            tensor: entry,
+            base,
+            block,
+            positions: &self.positions,
+            old: &self.old,
+        };
+        let partition = &mut self.partition;
+        if !self.classifier.finish(&changes, &self.new, partition) {
+            partition.set_flat(&self.positions, &self.old, &self.new, entry.order());
+        }
+    }
 }
 
 /// Encodes the changes in `scratch` of a tile whose base is at hand; both digests are known.
@@ -128,21 +190,19 @@ fn finish<T: Word>(
     let Some(place) = entry.tile_box(out.tile) else {
         return;
     };
+    let by_class = profile == Profile::Compact;
+    if by_class {
+        scratch.classify(base, entry, &place.block(entry.width));
+    }
     let Scratch {
         positions,
         old,
         new,
-        classify: memory,
         partition,
         encode: encoder,
         ..
     } = scratch;
     out.changed = positions.len() as u64;
-    let block = place.block(entry.width);
-    let by_class = profile == Profile::Compact;
-    if by_class && !classify(entry, base, &block, positions, old, new, memory, partition) {
-        partition.set_flat(positions, old, new, entry.order());
-    }
     let changes = TileChanges {
         tensor: out.tensor,
         tile: out.tile,
@@ -200,11 +260,13 @@ pub(crate) fn found<T: Word>(
             old,
             new,
             words,
+            classifier,
             ..
         } = scratch;
         positions.clear();
         new.clear();
         old.clear();
+        classifier.restart();
         let Some(base) = &found.base else {
             positions.extend(run.iter().map(|pick| pick.1));
             new.extend(run.iter().map(|pick| value(pick.2)));
@@ -243,5 +305,43 @@ pub(crate) fn found<T: Word>(
             finish(work.profile, base, entry, scratch, &mut out);
         }
     });
+    out
+}
+
+/// Refuses a partition that no tile of the tensor can have.
+pub(crate) fn check_partition<W: Word>(entry: &Tensor, item: &Partitioned<'_, W>) -> Result<()> {
+    let wrong = |message: String| Err(Error::new(Kind::Layout, message));
+    let (partition, tile) = (item.partition, item.tile);
+    let Some(place) = entry.tile_box(tile) else {
+        return wrong(format!("there is no tile {tile}"));
+    };
+    if usize::from(entry.width) != W::WIDTH {
+        return wrong(format!("steps of {} bytes for {}", W::WIDTH, entry.dtype));
+    }
+    if !partition.is_valid(place.rows as usize, place.elements()) {
+        return wrong(format!(
+            "the partition of tile {tile} contradicts itself [F25]"
+        ));
+    }
+    let grouped = !partition.rows.is_empty();
+    if grouped && place.cols < GROUPED_COLS {
+        return wrong(format!(
+            "rows of tile {tile} are too short for groups [F25]"
+        ));
+    }
+    if partition.needs_base() && entry.class_map(0, 1).is_none() {
+        return wrong(format!(
+            "{} has no exponents for classes [F25]",
+            entry.dtype
+        ));
+    }
+    Ok(())
+}
+
+/// Encodes a partition that was checked. The tile's digests count for nothing; the tensor's are known.
+pub(crate) fn partitioned<W: Word>(tensor: u32, item: &Partitioned<'_, W>) -> EncodedTile {
+    let mut out = EncodedTile::new(tensor, item.tile);
+    out.changed = item.partition.ranks.len() as u64;
+    out.record = encode::partition(tensor, item, &mut classes::Scratch::default());
     out
 }

@@ -3,9 +3,10 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use deltawire_kernels::{Digest, Matrix};
+use deltawire_kernels::{Digest, Matrix, Word};
 use rayon::prelude::*;
 
+use crate::codec::Partition;
 use crate::encode::Profile;
 use crate::error::{Error, Kind, Result};
 use crate::header::{check_unique, Header};
@@ -45,6 +46,17 @@ pub struct Found<'a> {
     pub values: &'a [u8],
     /// Elements before, where known; without them chunks are absolute.
     pub base: Option<Matrix<'a>>,
+}
+
+/// Changes of one tile by class, and lane 0 of the tile's digest after them.
+#[derive(Clone, Copy, Debug)]
+pub struct Partitioned<'a, W> {
+    /// Tile of the tensor.
+    pub tile: u32,
+    /// The changes.
+    pub partition: &'a Partition<W>,
+    /// Lane 0 after.
+    pub result: u64,
 }
 
 /// What a finished writer reports.
@@ -259,6 +271,64 @@ impl<W: Write> Writer<W> {
             for tile in encoded {
                 self.write_tile(tile)?;
             }
+        }
+        Ok(())
+    }
+
+    /// The changes of one tile by class, where there are any, and the tile's digests before and after: what
+    /// [`Writer::add_partitions`] takes.
+    ///
+    /// # Errors
+    /// `Layout` where there is no such tensor, or a matrix does not have its shape.
+    pub fn partition<T: Word>(
+        &self,
+        pair: &Pair<'_>,
+        tile: u32,
+    ) -> Result<(Option<Partition<T>>, [Digest; 2])> {
+        let Some(entry) = self.header.tensors.get(pair.tensor as usize) else {
+            let message = format!("tensor {} is not in the table", pair.tensor);
+            return Err(Error::new(Kind::Layout, message));
+        };
+        check_matrix(entry, &pair.base)?;
+        check_matrix(entry, &pair.new)?;
+        Ok(tile::partition(pair, entry, tile))
+    }
+
+    /// Writes changes that somebody else has found and put into classes; costs O(changes).
+    ///
+    /// `digests` are the tensor's state digests before and after, start values included.
+    ///
+    /// # Errors
+    /// `Layout` where a partition does not fit its tile; the message names the rule. Nothing is written
+    /// then.
+    pub fn add_partitions<T: Word>(
+        &mut self,
+        tensor: u32,
+        digests: [Digest; 2],
+        partitions: &[Partitioned<'_, T>],
+    ) -> Result<()> {
+        let known = self.header.tensors.get(tensor as usize);
+        if let Some(entry) = known {
+            let mut last = None;
+            for item in partitions {
+                let check = || -> Result<()> {
+                    if last.is_some_and(|last| item.tile <= last) {
+                        return Err(Error::new(Kind::Layout, "tiles must ascend"));
+                    }
+                    if !self.profile.is_relative() {
+                        let message = "the overwrite profile has no base for classes";
+                        return Err(Error::new(Kind::Layout, message));
+                    }
+                    tile::check_partition(entry, item)
+                };
+                check().map_err(|e| e.of(&entry.name))?;
+                last = Some(item.tile);
+            }
+        }
+        self.check_new(tensor)?;
+        self.digests[tensor as usize] = Some(digests);
+        for item in partitions {
+            self.write_tile(tile::partitioned(tensor, item))?;
         }
         Ok(())
     }

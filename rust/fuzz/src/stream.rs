@@ -2,7 +2,9 @@
 
 use deltawire_format::chunk::Scratch;
 use deltawire_format::{Chunk, Delta, Limits, PushReader, ReadAt, Tensor};
+use deltawire_kernels::Matrix;
 
+use crate::codec::assert_in_bounds;
 use crate::seal::seal_all;
 use crate::with_width;
 
@@ -46,14 +48,27 @@ fn push(data: &[u8], piece: usize) -> Result<Vec<Chunk>, (deltawire_format::Kind
     }
 }
 
+/// Most dense bytes of a tensor that a state is made for.
+pub(crate) const MOST: u64 = 1 << 16;
+
+/// A state of many patterns.
+pub(crate) fn pattern(tensor: &Tensor) -> Vec<u8> {
+    (0..tensor.bytes()).map(|i| (i * i % 251) as u8).collect()
+}
+
+/// A delta by range.
+pub(crate) fn open(data: &[u8]) -> deltawire_format::Result<Delta<Bytes<'_>>> {
+    Delta::open(Bytes(data), LIMITS)
+}
+
 /// Decodes a chunk into fresh and into used memory: the results are the same, and in bounds.
+///
+/// Ranks are located in a base of many patterns, where that is small; `None` where they cannot be.
 pub(crate) fn decode(chunk: &Chunk, tensors: &[Tensor]) -> Option<Vec<u32>> {
-    let width = chunk.tensor(tensors).width;
-    let elements = chunk
-        .tile_box(tensors)
-        .expect("a parsed chunk has a tile")
-        .elements();
-    with_width!(width, W => {
+    let tensor = chunk.tensor(tensors);
+    let place = chunk.tile_box(tensors).expect("a parsed chunk has a tile");
+    let (elements, changes) = (place.elements(), chunk.header.changes);
+    with_width!(tensor.width, W => {
         let mut fresh = Scratch::<W>::default();
         let first = chunk.decode(tensors, &mut fresh);
         let mut used = Scratch::<W>::default();
@@ -62,19 +77,34 @@ pub(crate) fn decode(chunk: &Chunk, tensors: &[Tensor]) -> Option<Vec<u32>> {
         assert_eq!(first.is_ok(), chunk.decode(tensors, &mut used).is_ok());
         first.ok()?;
         assert_eq!(fresh.positions, used.positions);
-        assert_eq!(fresh.values.len(), chunk.header.changes as usize);
-        if fresh.partition.needs_base() {
+        assert_eq!(fresh.is_by_class(), used.is_by_class());
+        let by_class = fresh.is_by_class();
+        if by_class {
             // Positions are known once the ranks are located in a base.
             assert!(fresh.positions.is_empty());
             assert_eq!(fresh.partition, used.partition);
-            assert_eq!(fresh.partition.ranks.len(), fresh.values.len());
-            assert!(fresh.partition.ranks.iter().all(|&rank| rank < elements));
-            return None;
+            assert_in_bounds(&fresh.partition, changes, elements, place.rows as u32);
+            if tensor.bytes() > MOST || tensor.rows > MOST {
+                return None;
+            }
+            let base = pattern(tensor);
+            let row = tensor.cols as usize * usize::from(tensor.width);
+            let matrix = Matrix::new(&base, tensor.rows as usize, row).expect("sizes agree");
+            let block = place.block(tensor.width);
+            let located = fresh.locate(tensor, &matrix, &block);
+            assert_eq!(located.is_ok(), used.locate(tensor, &matrix, &block).is_ok());
+            located.ok()?;
+            assert_eq!(fresh.positions, used.positions);
         }
-        assert_eq!(fresh.positions.len(), fresh.values.len());
-        assert!(fresh.positions.windows(2).all(|p| p[0] < p[1]));
-        assert!(fresh.positions.last().is_none_or(|&p| p < elements));
-        Some(fresh.positions)
+        let mut positions = fresh.positions;
+        assert_eq!(positions.len(), changes as usize);
+        assert_eq!(positions.len(), fresh.values.len());
+        if by_class {
+            positions.sort_unstable();
+        }
+        assert!(positions.windows(2).all(|p| p[0] < p[1]));
+        assert!(positions.last().is_none_or(|&p| p < elements));
+        Some(positions)
     })
 }
 
@@ -91,7 +121,7 @@ pub fn stream(data: &[u8]) {
             (a, b) => panic!("pieces of {piece}: {:?} but {:?}", a.is_ok(), b.is_ok()),
         }
     }
-    let by_range = Delta::open(Bytes(data), LIMITS);
+    let by_range = open(data);
     if let Ok(delta) = &by_range {
         for i in 0..delta.index.chunks.len() {
             if let Ok(chunk) = delta.chunk(i) {

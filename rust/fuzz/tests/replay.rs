@@ -1,4 +1,4 @@
-//! Every target over the golden files and the inputs that once broke something.
+//! Every target over the golden files, the inputs that once broke something, and what the writer makes.
 
 use std::fs;
 use std::path::Path;
@@ -24,6 +24,7 @@ fn corpus() -> Vec<(String, Vec<u8>)> {
             }
         }
     }
+    files.extend(deltawire_fuzz::made());
     files.sort();
     assert!(files.len() > 300);
     files
@@ -66,7 +67,8 @@ fn apply() {
 #[test]
 fn sealed_with_every_byte_altered() {
     for (name, data) in corpus() {
-        if data.len() > 450 || !name.contains("good/codec") {
+        let kinds = ["good/codec", "good/classes", "made/few", "made/scattered"];
+        if data.len() > 450 || !kinds.iter().any(|kind| name.contains(kind)) {
             continue;
         }
         for at in 0..data.len() {

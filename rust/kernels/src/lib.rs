@@ -2,6 +2,7 @@
 //!
 //! - [`matrix`]: tensors as byte matrices, read ([`Matrix`]) or changed in place ([`Target`])
 //! - [`scan`]: which elements of two matrices differ
+//! - [`compare`]: the same, digesting one of them in the same pass
 //! - [`classes`]: elements by exponent, ranks within a class, and back
 //! - [`digest`]: the additive state digest, whole and incremental
 //! - [`ordered`]: ordered-integer space, in which neighbouring floats differ by one
@@ -11,6 +12,7 @@
 //! program runs, by what the processor offers.
 
 pub mod classes;
+pub mod compare;
 pub mod digest;
 pub mod matrix;
 pub mod ordered;

@@ -16,12 +16,12 @@ pub enum Order {
 #[inline(always)]
 pub fn ordered<W: Word>(bits: W, order: Order) -> W {
     match order {
-        Order::Float if bits >= W::SIGN => {
-            // Flip all but the sign bit: (SIGN - 1) - magnitude, with the sign kept.
-            let magnitude = bits.wrapping_sub(W::SIGN);
-            W::SIGN.wrapping_add(W::SIGN.wrapping_sub(W::from_u64(1)).wrapping_sub(magnitude))
+        // Without a branch, as signs are random: all bits but the sign's are flipped where that is set.
+        Order::Float => {
+            let negative = (bits.to_i64() >> 63) as u64;
+            W::from_u64(bits.to_u64() ^ (negative & (W::SIGN.to_u64() - 1)))
         }
-        _ => bits,
+        Order::Integer => bits,
     }
 }
 

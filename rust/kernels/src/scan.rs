@@ -4,11 +4,11 @@ use crate::matrix::{Block, Matrix};
 use crate::Word;
 
 /// Elements compared at a time.
-const GROUP: usize = 64;
+pub(crate) const GROUP: usize = 64;
 
 /// Bit i is set where element i of the two slices differs; at most 64 elements.
 #[inline(always)]
-fn mask_scalar<W: Word>(a: &[u8], b: &[u8]) -> u64 {
+pub(crate) fn mask_scalar<W: Word>(a: &[u8], b: &[u8]) -> u64 {
     let mut mask = 0;
     for (i, (x, y)) in a
         .chunks_exact(W::WIDTH)
@@ -22,7 +22,7 @@ fn mask_scalar<W: Word>(a: &[u8], b: &[u8]) -> u64 {
 
 /// Appends `first + i` for every bit i of `mask`.
 #[inline(always)]
-fn push_bits(mut mask: u64, first: u32, out: &mut Vec<u32>) {
+pub(crate) fn push_bits(mut mask: u64, first: u32, out: &mut Vec<u32>) {
     while mask != 0 {
         out.push(first + mask.trailing_zeros());
         mask &= mask - 1;
@@ -60,7 +60,7 @@ fn scan_scalar<W: Word>(a: &[u8], b: &[u8], first: u32, out: &mut Vec<u32>) {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(crate) mod x86 {
     use super::{scan_groups, Word, GROUP};
     use std::arch::x86_64::*;
 
@@ -68,7 +68,7 @@ mod x86 {
     /// Needs avx512f and avx512bw, and 64 elements in both slices.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn mask_avx512<W: Word>(a: &[u8], b: &[u8]) -> u64 {
+    pub(crate) unsafe fn mask_avx512<W: Word>(a: &[u8], b: &[u8]) -> u64 {
         debug_assert!(a.len() == GROUP * W::WIDTH && b.len() == GROUP * W::WIDTH);
         let mut mask = 0;
         for i in 0..W::WIDTH {
@@ -99,7 +99,7 @@ mod x86 {
     /// Needs avx2, and 64 elements in both slices.
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn mask_avx2<W: Word>(a: &[u8], b: &[u8]) -> u64 {
+    pub(crate) unsafe fn mask_avx2<W: Word>(a: &[u8], b: &[u8]) -> u64 {
         debug_assert!(a.len() == GROUP * W::WIDTH && b.len() == GROUP * W::WIDTH);
         let mut mask = 0u64;
         for i in 0..2 * W::WIDTH {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use deltawire_format::apply::{apply_chunk, flat_positions};
+use deltawire_format::apply::apply_chunk;
+use deltawire_format::{flat_positions, with_word};
 use deltawire_format::{Limits, Tensor};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -12,6 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::buffer::ByteMatrix;
 use crate::delta::describe;
 use crate::errors::to_python;
+use crate::partition::{to_parts, PartsOut};
 
 /// Header, index and chunk limits in bytes and tensors.
 pub(crate) fn limits(given: Option<(u64, u64, u64)>) -> Limits {
@@ -72,6 +74,28 @@ impl Chunk {
     #[getter]
     fn codec(&self) -> String {
         codec_name(&self.chunk)
+    }
+
+    /// Bytes of an element.
+    #[getter]
+    fn itemsize(&self) -> u8 {
+        self.chunk.tensor(&self.tensors).width
+    }
+
+    /// Lane 0 of the tile's digest after the chunk, where the chunk says it.
+    #[getter]
+    fn result(&self) -> Option<u64> {
+        self.chunk.header.result
+    }
+
+    /// The changes by class as parts; None where the chunk has them otherwise.
+    fn partition<'py>(&self, py: Python<'py>) -> PyResult<Option<PartsOut<'py>>> {
+        let width = self.chunk.tensor(&self.tensors).width;
+        with_word!(width, W => {
+            let partition = self.chunk.partition::<W>(&self.tensors);
+            let partition = partition.map_err(|e| to_python(py, e))?;
+            Ok(partition.map(|p| to_parts(py, &p)))
+        })
     }
 
     /// int64 positions in the flat tensor, as bytes; `base` is the tensor's byte matrix.

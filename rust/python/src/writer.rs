@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::BufWriter;
 
-use deltawire_format::writer::{Found, Pair, Summary};
-use deltawire_format::{Header, Limits, Profile, Tensor, Tiling};
+use deltawire_format::writer::{Found, Pair, Partitioned, Summary};
+use deltawire_format::{with_word, Header, Limits, Profile, Tensor, Tiling};
 use deltawire_kernels::Digest;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::ByteMatrix;
 use crate::errors::{report, to_python};
+use crate::partition::{from_parts, to_parts, Parts, PartsOut};
 use crate::pool::pool;
 use crate::sink::PySink;
 
@@ -187,6 +188,69 @@ impl Writer {
             base: base.as_ref().map(ByteMatrix::matrix),
         };
         self.work(py, |w| w.add_found(&found))
+    }
+
+    /// Changes of one tile by class as parts (None: no change), and its digests before and after.
+    fn partition<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: u32,
+        tile: u32,
+        base: &Bound<'_, PyAny>,
+        new: &Bound<'_, PyAny>,
+    ) -> PyResult<(Option<PartsOut<'py>>, [u8; 16], [u8; 16])> {
+        let inner = self.inner.as_ref().ok_or_else(gone)?;
+        let (base, new) = (ByteMatrix::new(base)?, ByteMatrix::new(new)?);
+        let pair = Pair {
+            tensor,
+            base: base.matrix(),
+            new: new.matrix(),
+        };
+        let width = inner.tensors().get(tensor as usize).map_or(1, |t| t.width);
+        with_word!(width, W => {
+            let found = py.detach(|| inner.partition::<W>(&pair, tile));
+            let (found, [before, after]) = found.map_err(|e| to_python(py, e))?;
+            let parts = found.map(|p| to_parts(py, &p));
+            Ok((parts, before.to_bytes(), after.to_bytes()))
+        })
+    }
+
+    /// Tiles of a tensor, and its start value.
+    fn tiles(&self, tensor: usize) -> PyResult<(u32, [u8; 16])> {
+        let inner = self.inner.as_ref().ok_or_else(gone)?;
+        let entry = inner.tensors().get(tensor);
+        let entry = entry.ok_or_else(|| PyValueError::new_err("no such tensor"))?;
+        Ok((entry.tiles(), entry.start().to_bytes()))
+    }
+
+    /// Writes partitions (tile, parts, lane 0 after) of a tensor with these digests.
+    fn add_partitions(
+        &mut self,
+        py: Python<'_>,
+        tensor: u32,
+        base: [u8; 16],
+        result: [u8; 16],
+        items: Vec<(u32, Parts, u64)>,
+    ) -> PyResult<()> {
+        let digests = [Digest::from_bytes(base), Digest::from_bytes(result)];
+        let inner = self.inner.as_ref().ok_or_else(gone)?;
+        let width = inner.tensors().get(tensor as usize).map_or(1, |t| t.width);
+        with_word!(width, W => {
+            let partitions = items
+                .iter()
+                .map(|(_, parts, _)| from_parts::<W>(parts))
+                .collect::<PyResult<Vec<_>>>()?;
+            let partitions: Vec<Partitioned<'_, W>> = items
+                .iter()
+                .zip(&partitions)
+                .map(|((tile, _, result), partition)| Partitioned {
+                    tile: *tile,
+                    partition,
+                    result: *result,
+                })
+                .collect();
+            self.work(py, |w| w.add_partitions(tensor, digests, &partitions))
+        })
     }
 
     /// Writes index and trailer.

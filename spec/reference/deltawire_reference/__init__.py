@@ -6,19 +6,23 @@ tests compare the two on every vector and on generated input. One file per part 
 - ``primitives``: varints, checksums, stages, MessagePack
 - ``tensors``: matrices, tiles, ordered integers
 - ``digest``: the state digest
-- ``rice``, ``geometric``, ``positions``, ``ranks``, ``values``: the codecs, decoder beside encoder
+- ``columns``: the tensor table
+- ``bits``, ``rice``, ``positions``, ``values``: codecs, decoder beside encoder
+- ``geometric``, ``law``, ``classes``: changes by class
 - ``stream``: header, chunk, index, trailer
 - ``apply``: a delta on a state
 - ``encoder``: writes any stream, also wrong ones
 """
 
 from .apply import State, Value, apply, positions_of, state_digest
+from .classes import LAW, Parameters, Partition
 from .encoder import Coding, Options, encode
 from .primitives import ReferenceFault
 from .stream import Chunk, Delta, Header, Index, decode, decode_range
 from .tensors import WIDTHS, Tensor
 
 __all__ = [
+    "LAW",
     "WIDTHS",
     "Chunk",
     "Coding",
@@ -26,6 +30,8 @@ __all__ = [
     "Header",
     "Index",
     "Options",
+    "Parameters",
+    "Partition",
     "ReferenceFault",
     "State",
     "Tensor",

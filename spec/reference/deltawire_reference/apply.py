@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import digest
-from .primitives import ReferenceFault
-from .ranks import located
+from .classes import located
+from .primitives import ReferenceFault, corrupt
 from .stream import Chunk, decode
 from .tensors import Tensor, add_step
-from .values import GROUPED, STEP
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ State = Mapping[str, Value]
 
 
 def apply(data: bytes, base: State) -> dict[str, Value]:
-    """The state after the delta. ``base`` is left alone. [F12] [F13] [F22] [F23]"""
+    """The state after the delta. ``base`` is left alone. [F12] [F13] [F20] [F22] [F23]"""
     delta = decode(data)
     assert delta.index is not None
     grids: dict[str, NDArray[np.uint8]] = {}
@@ -49,13 +48,12 @@ def apply(data: bytes, base: State) -> dict[str, Value]:
         entry.name: Value(entry.dtype, entry.shape, grids[entry.name].tobytes())
         for entry in delta.header.tensors
     }
-    for entry, wanted in zip(delta.header.tensors, delta.index.digests, strict=True):
-        if wanted is not None and wanted != digest.stored(state_of(after, [entry.name])):
-            raise ReferenceFault("wrong-base", "digest", f"{entry.name!r} ends in another state")
-    if delta.index.result_state is not None and delta.index.result_state != digest.stored(
-        state_of(after, list(after))
-    ):
-        raise ReferenceFault("wrong-base", "digest", "the result is another state")
+    for entry, low in zip(delta.header.tensors, delta.index.digests, strict=True):
+        if low is not None and low != state_of(after, [entry.name])[0] & 0xFFFFFFFF:
+            raise ReferenceFault("wrong-base", "F20", f"{entry.name!r} ends in another state")
+    result = delta.index.result_state
+    if result is not None and digest.loaded(result)[0] != state_of(after, list(after))[0]:
+        raise ReferenceFault("wrong-base", "F20", "the result is another state")
     return {**base, **after}
 
 
@@ -65,37 +63,46 @@ def apply_chunk(chunk: Chunk, entry: Tensor, grid: NDArray[np.uint8]) -> None:
     box = grid[row0:row1, col0 * entry.width : col1 * entry.width]
     key = digest.key(entry.name, entry.dtype, entry.shape)
 
-    def tile_digest() -> int:
+    def tile_digest(tile: NDArray[np.uint8]) -> int:
         word0 = col0 * entry.width // 8
-        return digest.box_sum(key, box, entry.words_per_row, row0, word0)[0]
+        return digest.box_sum(key, tile, entry.words_per_row, row0, word0)[0]
 
-    if chunk.base_digest is not None and tile_digest() != chunk.base_digest:
-        if chunk.result_digest is not None and tile_digest() == chunk.result_digest:
-            return
-        raise ReferenceFault("wrong-base", "F12", f"tile {chunk.tile} of {entry.name!r}")
+    place = f"tile {chunk.tile} of {entry.name!r}"
+    now = tile_digest(box)
+    if now == chunk.result_digest:
+        return
+    if chunk.base_digest is not None and now != chunk.base_digest:
+        raise ReferenceFault("wrong-base", "F12", f"{place} is another one")
+    after = box.copy()
     across = col1 - col0
     for x, value in zip(positions_of(chunk, entry, box), chunk.values, strict=True):
         row, col = divmod(x, across)
-        cell = box[row, col * entry.width : (col + 1) * entry.width]
-        if chunk.value_codec in (STEP, GROUPED):
+        cell = after[row, col * entry.width : (col + 1) * entry.width]
+        if chunk.is_relative:
             old = int.from_bytes(cell.tobytes(), "little")
             value = add_step(old, value, entry.width, entry.dtype)
         cell[:] = np.frombuffer(value.to_bytes(entry.width, "little"), np.uint8)
-    if chunk.result_digest is not None and tile_digest() != chunk.result_digest:
-        # With a base digest the tile was right, so the chunk is wrong; without, either may be.
-        kind = "wrong-base" if chunk.base_digest is None else "corrupt"
-        message = f"tile {chunk.tile} of {entry.name!r} ends in another state"
-        raise ReferenceFault(kind, "F13", message, chunk.offset)
+    if chunk.result_digest is not None and tile_digest(after) != chunk.result_digest:
+        raise fault(chunk, "F13", f"{place} would end in another state")
+    box[:] = after
+
+
+def fault(chunk: Chunk, rule: str, message: str) -> ReferenceFault:
+    """Of a chunk and a tile that do not fit: with a base digest, the tile was right."""
+    if chunk.base_digest is None:
+        return ReferenceFault("wrong-base", rule, message, chunk.offset)
+    return corrupt(rule, message, chunk.offset)
 
 
 def positions_of(chunk: Chunk, entry: Tensor, box: NDArray[np.uint8]) -> list[int]:
     """The positions in the order of the values; ``box`` is the tile before, in bytes."""
     if chunk.positions is not None:
         return chunk.positions
-    assert chunk.ranks is not None
-    places = located(chunk.ranks, patterns_of(box, entry.width), entry.dtype, chunk.offset)
-    flat = [x for group in places for x in group]
-    return flat if chunk.value_codec == GROUPED else sorted(flat)
+    assert chunk.partition is not None
+    found = located(chunk.partition, patterns_of(box, entry.width), entry.dtype)
+    if found is None:
+        raise fault(chunk, "F25", "a class has fewer elements than a rank says")
+    return found
 
 
 def patterns_of(box: NDArray[np.uint8], width: int) -> NDArray[np.uint64]:

@@ -64,6 +64,8 @@ def box_sum(
 
     ``rows`` holds the bytes of the box, shape (rows, bytes per row).
     """
+    if rows.size == 0:
+        return 0, 0
     w = words(rows)
     j = (np.arange(w.shape[0], dtype=np.uint64) + np.uint64(row0))[:, None] * np.uint64(
         words_per_row

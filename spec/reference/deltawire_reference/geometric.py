@@ -1,4 +1,4 @@
-"""Geometric streams: numbers with a geometric distribution under a static range coder (rANS)."""
+"""Geometric streams: numbers with a geometric distribution under static range coders (rANS)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from .bits import BitReader, BitWriter
 from .primitives import Cursor, corrupt
 from .tensors import ceil_div
 
 LARGEST = 191
-LOWEST_STATE = 1 << 23
-STATE_END = 1 << 31
+LOWEST_STATE = 1 << 16
+ESCAPES = 3
 F = (
     4294967296, 3938502376, 3611622603, 3311872529, 3037000500, 2784941738, 2553802834, 2341847524,
 )  # fmt: skip
@@ -33,10 +34,6 @@ class Table:
     def slots(self, symbol: int) -> int:
         return self.start[symbol + 1] - self.start[symbol]
 
-    def symbols(self, number: int) -> list[int]:
-        h = number >> self.low
-        return [self.escape] * (h // self.escape) + [h % self.escape]
-
 
 @cache
 def table(q: int) -> Table:
@@ -55,6 +52,11 @@ def table(q: int) -> Table:
     return Table(low, (*start, 4096))
 
 
+def lanes_of(changes: int) -> int:
+    """Coders of a chunk with so many changes."""
+    return 1 if changes < 4096 else 2 if changes < 16384 else 4
+
+
 def fitted(numbers: Sequence[int]) -> int:
     """A parameter whose p is about that of the numbers: 1 / (mean + 1) = 2^(-q/8)."""
     mean = sum(numbers) / len(numbers)
@@ -64,54 +66,118 @@ def fitted(numbers: Sequence[int]) -> int:
     return q
 
 
-def encode_geometric(numbers: Sequence[tuple[int, int]], state: int = LOWEST_STATE) -> bytes:
-    """``numbers`` are (number, its parameter). ``state``: what the reader ends with."""
-    packed, at = 0, 0
-    for number, q in numbers:
-        low = table(q).low
-        packed |= (number & ((1 << low) - 1)) << at
-        at += low
-    x = state
-    tail = bytearray()
-    for number, q in reversed(numbers):
+@dataclass
+class Encoder:
+    """Collects the symbols and raw bits of a stream.
+
+    ``final``: the states that a reader ends with, also wrong ones.
+    """
+
+    lanes: int
+    final: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.symbols: list[tuple[int, int, int]] = []  # first slot, slots, coder
+        self.raw = BitWriter()
+
+    def symbol(self, first: int, slots: int, item: int) -> None:
+        self.symbols.append((first, slots, item % self.lanes))
+
+    def uniform(self, value: int, bits: int, item: int) -> None:
+        for at in range(0, bits, 8):
+            m = min(bits - at, 8)
+            width = 1 << (12 - m)
+            self.symbol((value >> at & ((1 << m) - 1)) * width, width, item)
+
+    def number(self, q: int, number: int, item: int) -> None:
         this = table(q)
-        for symbol in reversed(this.symbols(number)):
-            slots = this.slots(symbol)
-            while x >= slots << 19:
-                tail.append(x & 0xFF)
-                x >>= 8
-            x = (x // slots << 12) + this.start[symbol] + x % slots
-    return packed.to_bytes(ceil_div(at, 8), "little") + struct.pack("<I", x) + bytes(tail[::-1])
+        self.raw.put(number & ((1 << this.low) - 1), this.low)
+        h = number >> this.low
+        for _ in range(ESCAPES):
+            symbol = min(h, this.escape)
+            self.symbol(this.start[symbol], this.slots(symbol), item)
+            if h < this.escape:
+                return
+            h -= this.escape
+        self.uniform(h.bit_length(), 7, item)
+        self.uniform(h, h.bit_length(), item)
+
+    def run(self, q: int, numbers: Sequence[int]) -> None:
+        for item, number in enumerate(numbers):
+            self.number(q, number, item)
+
+    def stream(self) -> bytes:
+        states = list(self.final or [LOWEST_STATE] * self.lanes)
+        words: list[int] = []
+        for first, slots, lane in reversed(self.symbols):
+            if states[lane] >= slots << 20:
+                words.append(states[lane] & 0xFFFF)
+                states[lane] >>= 16
+            states[lane] = (states[lane] // slots << 12) + first + states[lane] % slots
+        packed = struct.pack(f"<{self.lanes}I", *states)
+        return self.raw.padded() + packed + struct.pack(f"<{len(words)}H", *reversed(words))
 
 
-def decode_geometric(cursor: Cursor, parameters: Sequence[int]) -> list[int]:
-    """One number for each parameter; the cursor must end with the stream. [F24]"""
-    cursor.rule = "F24"
-    bits = sum(table(q).low for q in parameters)
-    lows = cursor.take(ceil_div(bits, 8))
-    if bits % 8 and lows[-1] >> bits % 8:
-        raise corrupt("F2", "unused bits are not zero", cursor.offset - 1)
-    at_state = cursor.offset
-    x: int = struct.unpack("<I", cursor.take(4))[0]
-    if not LOWEST_STATE <= x < STATE_END:
-        raise corrupt("F24", f"a first state of {x:#x}", at_state)
-    numbers = []
-    at = 0
-    for q in parameters:
+class Decoder:
+    """Reads a stream, to whose end the cursor goes at once. [F24]"""
+
+    def __init__(self, cursor: Cursor, raw_bits: int, lanes: int) -> None:
+        cursor.rule = "F24"
+        at = cursor.offset
+        self.raw = BitReader(cursor.take(ceil_div(raw_bits, 8)), at)
+        self.raw.at = raw_bits
+        if not self.raw.is_padded():
+            raise corrupt("F2", "unused bits are not zero", cursor.offset - 1)
+        self.raw.at = 0
+        self.states = list(struct.unpack(f"<{lanes}I", cursor.take(4 * lanes)))
+        if min(self.states) < LOWEST_STATE:
+            raise corrupt("F24", f"a first state of {min(self.states):#x}", at)
+        self.words = cursor
+
+    def symbol(self, starts: Sequence[int], item: int) -> int:
+        """``starts``: the first slot of each symbol, and 4096."""
+        lane = item % len(self.states)
+        x = self.states[lane]
+        slot = x % 4096
+        symbol = bisect_right(starts, slot) - 1
+        x = (starts[symbol + 1] - starts[symbol]) * (x >> 12) + slot - starts[symbol]
+        if x < LOWEST_STATE:
+            x = x << 16 | int.from_bytes(self.words.take(2), "little")
+        self.states[lane] = x
+        return symbol
+
+    def uniform(self, bits: int, item: int) -> int:
+        value = 0
+        for at in range(0, bits, 8):
+            m = min(bits - at, 8)
+            value |= self.symbol(range(0, 4097, 1 << (12 - m)), item) << at
+        return value
+
+    def number(self, q: int, item: int) -> int:
         this = table(q)
         h = 0
-        symbol = this.escape
-        while symbol == this.escape:
-            slot = x & 0xFFF
-            symbol = bisect_right(this.start, slot) - 1
-            x = this.slots(symbol) * (x >> 12) + slot - this.start[symbol]
-            while x < LOWEST_STATE:
-                x = x << 8 | cursor.take(1)[0]
+        for _ in range(ESCAPES):
+            symbol = self.symbol(this.start, item)
             h += symbol
-        window = int.from_bytes(lows[at // 8 : at // 8 + 4], "little") >> at % 8
-        numbers.append(h << this.low | window & ((1 << this.low) - 1))
-        at += this.low
-    if x != LOWEST_STATE:
-        raise corrupt("F24", f"a last state of {x:#x}", at_state)
-    cursor.finish("last number")
-    return numbers
+            if symbol < this.escape:
+                break
+        else:
+            bits = self.uniform(7, item)
+            if bits + this.low > 64:
+                raise corrupt("F24", f"a number of {bits} + {this.low} bits", self.words.offset)
+            rest = self.uniform(bits, item)
+            if rest.bit_length() != bits:
+                raise corrupt("F24", f"{rest} is not a number of {bits} bits", self.words.offset)
+            h += rest
+        number = h << this.low | self.raw.take(this.low)
+        if number >> 64:
+            raise corrupt("F24", f"a number of {number}", self.words.offset)
+        return number
+
+    def run(self, q: int, count: int) -> list[int]:
+        return [self.number(q, item) for item in range(count)]
+
+    def finish(self) -> None:
+        self.words.finish("last number")
+        if any(state != LOWEST_STATE for state in self.states):
+            raise corrupt("F24", f"last states of {self.states}", self.words.offset)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from .primitives import RECORD_LIMIT, Cursor, corrupt, decode_stage, encode_varint
-from .ranks import Ranks, decode_ranks, gaps_of
+from .primitives import Cursor, corrupt, decode_stage, encode_varint
 from .rice import decode_rice, encode_rice
 from .tensors import ceil_div
 
-ALL, RUNS, BITMAP, GAPS, RICE, RANKS = 1, 2, 3, 4, 5, 6
-NAMES = {
-    ALL: "all", RUNS: "runs", BITMAP: "bitmap", GAPS: "gaps", RICE: "rice", RANKS: "ranks",
-}  # fmt: skip
+ALL, RUNS, BITMAP, GAPS, RICE = 1, 2, 3, 4, 5
+NAMES = {ALL: "all", RUNS: "runs", BITMAP: "bitmap", GAPS: "gaps", RICE: "rice"}
+
+
+def gaps_of(positions: Sequence[int]) -> list[int]:
+    return [b - a - 1 for a, b in pairwise([-1, *positions])]
+
+
+def from_gaps(gaps: Sequence[int], elements: int, offset: int, rule: str = "F14") -> list[int]:
+    positions = []
+    at = -1
+    for gap in gaps:
+        at += gap + 1
+        if at >= elements:
+            raise corrupt(rule, f"position {at} in a tile of {elements}", offset)
+        positions.append(at)
+    return positions
 
 
 def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
@@ -29,7 +42,7 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def encode_positions(codec: int, positions: Sequence[int], elements: int, k: int = 3) -> bytes:
-    """The stream of a position codec but ``ranks``, before its stage. ``k`` is Rice's."""
+    """The stream of a position codec, before its stage. ``k`` is Rice's."""
     if codec == ALL:
         return b""
     if codec == RUNS:
@@ -55,21 +68,17 @@ def longest(codec: int, count: int, elements: int) -> int:
         return ceil_div(elements, 8)
     if codec in (RUNS, GAPS):
         return 4 * count + 4  # gaps and lengths are below 2^22: four bytes; runs alternate
-    if codec == RANKS:
-        return RECORD_LIMIT  # a poor parameter makes it long
     return 1 + 3 * count + ceil_div(count + elements, 8) + 2
 
 
 def decode_positions(
-    codec: int, stage: int, stored: bytes, count: int, elements: int, dtype: str, offset: int
-) -> list[int] | Ranks:
-    """The positions of a chunk, or its ranks. [F14]"""
+    codec: int, stage: int, stored: bytes, count: int, elements: int, offset: int
+) -> list[int]:
+    """The positions of a chunk. [F14]"""
     if codec not in NAMES:
         raise corrupt("F2", f"position codec {codec} is reserved", offset)
     stream = decode_stage(stage, stored, longest(codec, count, elements), offset)
     cursor = Cursor(stream, offset, "F14")
-    if codec == RANKS:
-        return decode_ranks(cursor, count, elements, dtype)
     if codec == ALL:
         positions = list(range(elements))
     elif codec == RUNS:
@@ -77,9 +86,9 @@ def decode_positions(
     elif codec == BITMAP:
         positions = _decode_bitmap(cursor, elements)
     elif codec == GAPS:
-        positions = _from_gaps([cursor.varint() for _ in range(count)], elements, offset)
+        positions = from_gaps([cursor.varint() for _ in range(count)], elements, offset)
     else:
-        positions = _from_gaps(decode_rice(cursor, count), elements, offset)
+        positions = from_gaps(decode_rice(cursor, count), elements, offset)
     if len(positions) != count:
         raise corrupt("F14", f"{len(positions)} positions, {count} changes", offset)
     cursor.finish("last position")
@@ -108,14 +117,3 @@ def _decode_bitmap(cursor: Cursor, elements: int) -> list[int]:
     if bits[elements:].any():
         raise corrupt("F2", "unused bits are not zero", cursor.offset - 1)
     return [int(x) for x in np.flatnonzero(bits)]
-
-
-def _from_gaps(gaps: list[int], elements: int, offset: int) -> list[int]:
-    positions = []
-    at = -1
-    for gap in gaps:
-        at += gap + 1
-        if at >= elements:
-            raise corrupt("F14", f"position {at} in a tile of {elements}", offset)
-        positions.append(at)
-    return positions

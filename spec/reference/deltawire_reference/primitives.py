@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import lz4.block
 import msgpack
 
+# What LZ4 blocks of header and index payloads may refer to.
+DICTIONARY = (Path(__file__).resolve().parents[2] / "dictionary-v1.bin").read_bytes()
 PAYLOAD_LIMIT = 256 << 20
 TENSOR_LIMIT = 1 << 20
 RECORD_LIMIT = 72 << 20
@@ -82,6 +85,14 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
+def zigzag(number: int) -> int:
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def unzigzag(value: int) -> int:
+    return value // 2 if value % 2 == 0 else -(value + 1) // 2
+
+
 def crc32(data: bytes) -> int:
     """[F3]"""
     return zlib.crc32(data)
@@ -97,38 +108,64 @@ def check_seal(record: bytes, offset: int) -> None:
         raise corrupt("F3", "checksum mismatch", offset)
 
 
-def encode_stage(stage: int, stream: bytes) -> bytes:
+def encode_stage(stage: int, stream: bytes, dictionary: bytes = b"") -> bytes:
     """Table "Stages"."""
     if stage == 0:
         return stream
-    block: bytes = lz4.block.compress(stream, store_size=False)
-    return struct.pack("<I", len(stream)) + block
+    block: bytes = lz4.block.compress(stream, store_size=False, dict=dictionary)
+    return encode_varint(len(stream)) + block
 
 
 def decode_stage(
-    stage: int, stored: bytes, most: int, offset: int, *, limit: bool = False
+    stage: int,
+    stored: bytes,
+    most: int,
+    offset: int,
+    dictionary: bytes = b"",
+    kind: str = "corrupt",
 ) -> bytes:
     """Table "Stages", [F18]. ``most`` is the longest stream that the codec can need."""
     if stage == 0:
         return stored
     if stage != 1:
         raise corrupt("F2", f"stage {stage} is reserved", offset)
-    if len(stored) < 4:
-        raise corrupt("F18", "an LZ4 stage of fewer than four bytes", offset)
-    length = struct.unpack("<I", stored[:4])[0]
-    block = stored[4:]
-    if length > most:
-        kind = "limit" if limit else "corrupt"
-        raise ReferenceFault(kind, "F18", f"{length} bytes claimed, at most {most} needed", offset)
+    cursor = Cursor(stored, offset, "F18")
+    length = cursor.varint()
+    block = cursor.take(cursor.left)
     if length > 255 * len(block) + 64:
         raise corrupt("F18", f"{length} bytes claimed from {len(block)}", offset)
-    try:
-        stream: bytes = lz4.block.decompress(block, uncompressed_size=length)
-    except lz4.block.LZ4BlockError as fault:
-        raise corrupt("F18", f"bad LZ4 block: {fault}", offset) from None
-    if len(stream) != length:
-        raise corrupt("F18", f"{len(stream)} bytes in a block that says {length}", offset)
-    return stream
+    if length > most:
+        raise ReferenceFault(kind, "F18", f"{length} bytes claimed, at most {most} needed", offset)
+    return lz4_block(block, length, dictionary, offset)
+
+
+def lz4_block(block: bytes, length: int, dictionary: bytes, offset: int) -> bytes:
+    """Sequences of literals and a match each, but the last one, which has literals only."""
+    cursor = Cursor(block, offset, "F18")
+    out = bytearray(dictionary)
+    most = len(dictionary) + length
+
+    def counted(count: int) -> int:
+        byte = 255 if count == 15 else 0
+        while byte == 255:
+            byte = cursor.take(1)[0]
+            count += byte
+        return count
+
+    while True:
+        token = cursor.take(1)[0]
+        out += cursor.take(counted(token >> 4))
+        if cursor.left == 0:
+            break
+        back = int.from_bytes(cursor.take(2), "little")
+        count = counted(token & 15) + 4
+        if not 1 <= back <= len(out) or len(out) + count > most:
+            raise corrupt("F18", f"a match of {count} bytes, {back} back", offset)
+        repeated = bytes(out[-back:] if back >= count else out[-back:] * (count // back + 1))
+        out += repeated[:count]
+    if len(out) != most:
+        raise corrupt("F18", f"{len(out) - len(dictionary)} bytes instead of {length}", offset)
+    return bytes(out[len(dictionary) :])
 
 
 class _Pairs(list[tuple[Any, Any]]):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 from .primitives import ReferenceFault, corrupt
 
@@ -16,6 +18,13 @@ WIDTHS = {
     **dict.fromkeys(["F32", "I32", "U32"], 4),
     **dict.fromkeys(["F64", "I64", "U64", "C64"], 8),
 }
+
+
+# First bit and number of bits of the exponent field.
+EXPONENTS = {
+    "BF16": (7, 8), "F16": (10, 5), "F32": (23, 8), "F64": (52, 11),
+    "F8_E4M3": (3, 4), "F8_E4M3FNUZ": (3, 4), "F8_E5M2": (2, 5), "F8_E5M2FNUZ": (2, 5),
+}  # fmt: skip
 
 
 def is_float(dtype: str) -> bool:
@@ -81,10 +90,9 @@ class Tensor:
             raise corrupt("F8", f"{len(self.shape)} dimensions", offset)
         if self.dtype not in WIDTHS:
             raise ReferenceFault("unsupported", "F9", f"dtype {self.dtype!r}", offset)
-        if self.elements * WIDTHS[self.dtype] >= 1 << 63 or self.rows >= 1 << 64:
+        leading = accumulate(self.shape[:-1], mul)
+        if self.elements * self.width >= 1 << 63 or any(rows >= 1 << 64 for rows in leading):
             raise corrupt("F8", f"shape {self.shape} is too large", offset)
-        if self.width != WIDTHS[self.dtype]:
-            raise corrupt("F9", f"width {self.width} for dtype {self.dtype}", offset)
         if self.elements == 0:
             if self.tile != (0, 0):
                 raise corrupt("F4", f"tile {self.tile} of a tensor without elements", offset)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
-from deltawire_reference import Coding, Options
+from deltawire_reference import Coding, Options, encoder
 from deltawire_reference.positions import ALL, BITMAP, GAPS, RICE, RUNS
 from deltawire_reference.primitives import encode_varint
 from deltawire_reference.rice import encode_rice
 from deltawire_reference.values import PLANES, RAW, STEP
 
 from .maker import Bad, Maker, flip
-from .parts import Parts, lz4_stage
+from .parts import lz4_stage
 
 STEPS = Options(Coding(RICE, values=STEP, result_digest=True))
 
@@ -24,14 +25,28 @@ def primitives(m: Maker) -> Iterator[Bad]:
               m.positions(GAPS, b"\x80" * 11, 1))  # fmt: skip
     yield Bad("f01-varint-65-bits", "F1", "a varint above 64 bits",
               m.positions(GAPS, b"\xff" * 9 + b"\x02", 1))  # fmt: skip
-    parts = m.index()
-    _, spans = parts.build()
-    rows = b"".join(
-        encode_varint(0) + encode_varint(c["tile"]) + encode_varint(e - s)
-        for c, (s, e) in zip(parts.chunks, list(spans.values())[1:], strict=False)
-    )
-    yield Bad("f01-varint-long-in-index", "F1", "a varint with a superfluous byte in the index",
-              m.index(chunks=b"\x80\x00" + rows[1:]), "index", base="ragged.base")  # fmt: skip
+    fields = m.index().index_fields()
+    for key in ("tensors", "tiles", "lengths"):
+        first = bytes([fields[key][0] | 0x80, 0])
+        yield Bad(f"f01-varint-long-in-{key}", "F1", f"a superfluous byte in the index' {key}",
+                  m.index(**{key: first + fields[key][1:]}), "index",
+                  base="ragged.base")  # fmt: skip
+    yield Bad("f01-varint-long-in-shapes", "F1", "a superfluous byte in the header's shapes",
+              m.header(shapes=b"\x86\x00\x14"), "header")  # fmt: skip
+    yield Bad("f01-varint-cut-in-tiles", "F8", "a varint that ends early in the header's tiles",
+              m.header(tiles=b"\x00\x80"), "header")  # fmt: skip
+    body = record_body(m.parts().chunks[0])
+    for name, at in (("tensor", 2), ("tile", 3), ("changes", 4), ("positions", 13)):
+        long = body[:at] + bytes([body[at] | 0x80, 0]) + body[at + 1 :]
+        yield Bad(f"f01-varint-long-{name}", "F1", f"a superfluous byte in a chunk's {name}",
+                  m.chunk(body=long))  # fmt: skip
+    parts = m.parts()
+    parts.chunks[0] |= {"long_length": True}
+    yield Bad("f01-varint-long-length", "F1", "a superfluous byte in a chunk's length", parts)
+    raw = m.parts().chunks[0]["values"]
+    long = bytes([len(raw) | 0x80, 0]) + lz4_stage(raw)[1:]
+    yield Bad("f01-varint-long-stage", "F1", "a superfluous byte in an LZ4 stage's length",
+              m.chunk(value_byte=16, values=long))  # fmt: skip
 
     spare = m.chunk("odd-columns", Options(Coding(BITMAP), states=False), positions=b"\x01\x80",
                     changes=1, values=b"\x11\x3c")  # fmt: skip
@@ -45,22 +60,22 @@ def primitives(m: Maker) -> Iterator[Bad]:
               m.positions(RICE, b"\x00\x07", 2))  # fmt: skip
     yield Bad("f02-escape-low-bits", "F2", "low bits beside an escape",
               m.steps(_sizes(1, [0], b"\x01\x01\x00\x00\x00\x01", b"\x40\x00")))  # fmt: skip
-    yield Bad("f02-flags", "F2", "an unknown chunk flag", _flag(m.parts(), 4))
-    for codec in (0, 7, 15):
+    for codec in (0, 6, 7, 15):
         yield Bad(f"f02-position-codec-{codec}", "F2", "a reserved position codec",
                   m.chunk(position_byte=codec))  # fmt: skip
-    for codec in (4, 15):
+    for codec in (3, 4, 15):
         yield Bad(f"f02-value-codec-{codec}", "F2", "a reserved value codec",
                   m.chunk(value_byte=codec))  # fmt: skip
-    for stage in (2, 15):
+    for stage in (2, 3):
         yield Bad(f"f02-position-stage-{stage}", "F2", "a reserved position stage",
                   m.chunk(position_byte=GAPS | stage << 4))  # fmt: skip
+    for stage in (2, 15):
         yield Bad(f"f02-value-stage-{stage}", "F2", "a reserved value stage",
                   m.chunk(value_byte=RAW | stage << 4))  # fmt: skip
     full = Options(Coding(BITMAP, values=PLANES, result_digest=True))
     yield Bad("f02-planes-with-stage", "F2", "byte planes with a value stage",
               m.chunk("full", full, value_byte=PLANES | 16), base="full.base")  # fmt: skip
-    for kind in (0, 4, 255):
+    for kind in (0, 3, 5, 255):
         yield Bad(f"f02-record-type-{kind}", "F2", "an unknown record type", m.chunk(kind=kind))
     parts = m.parts()
     parts.index_fixed = {"flags": 2}
@@ -68,11 +83,8 @@ def primitives(m: Maker) -> Iterator[Bad]:
     parts = m.parts()
     parts.index_fixed = {"reserved": 1}
     yield Bad("f02-index-reserved", "F2", "a reserved field of the index", parts, "index")
-    parts = m.parts()
-    parts.trailer = {"reserved": b"\0\0\1"}
-    yield Bad("f02-trailer-reserved", "F2", "a reserved field of the trailer", parts, "trailer")
 
-    places = {"header": 40, "chunk 0": 30, "index": 12, "trailer": 9}
+    places = {"header": 40, "chunk 0": 30, "index": 12, "trailer": 0}
     for place, at in places.items():
         for name, where in (("byte", at), ("checksum", -5 if place == "trailer" else -1)):
             parts = m.parts()
@@ -82,11 +94,18 @@ def primitives(m: Maker) -> Iterator[Bad]:
             )
 
 
-def _flag(parts: Parts, flag: int) -> Parts:
-    chunk = parts.chunks[0]
-    known = (chunk["base"] is not None) | (chunk["result"] is not None) << 1
-    chunk["flags"] = known | flag
-    return parts
+def record_body(chunk: dict[str, Any]) -> bytes:
+    """The body of a record of less than 16 KiB."""
+    record = encoder.chunk_record(**chunk)
+    return record[2 if record[1] < 0x80 else 3 : -4]
+
+
+def _matched(raw: bytes, offset: int, extra: int) -> bytes:
+    """An LZ4 stage of so many bytes, with a match behind the first five."""
+    match = bytes([0x50 | extra]) + raw[:5] + struct.pack("<H", offset)
+    rest = raw[5 + 4 + extra :]
+    block = match + bytes([0xF0, len(rest) - 15]) + rest
+    return encode_varint(len(raw)) + block
 
 
 def _sizes(exceptions: int, gaps: list[int], sizes: bytes, tail: bytes = b"") -> bytes:
@@ -101,6 +120,11 @@ def chunks(m: Maker) -> Iterator[Bad]:
     yield Bad("f10-too-many-changes", "F10", "more changes than elements",
               m.positions(GAPS, b"\0" * 121, 121))  # fmt: skip
     yield Bad("f10-4g-changes", "F10", "2^32 - 1 changes claimed", m.chunk(changes=(1 << 32) - 1))
+    for bits, claim in ((32, 1 << 32), (64, (1 << 64) - 1)):
+        for field in ("tensor", "tile", "changes"):
+            # The index cannot say it, so a reader by range stops there.
+            yield Bad(f"f10-{field}-{bits}-bits", "F10", f"a {field} of {claim}",
+                      m.chunk(**{field: claim}), "from chunk 0")  # fmt: skip
     yield Bad("f10-tensor", "F10", "a tensor behind the table", m.chunk(tensor=1),
               "from chunk 0")  # fmt: skip
     yield Bad("f10-tensor-4g", "F10", "tensor 2^32 - 1", m.chunk(tensor=(1 << 32) - 1),
@@ -126,21 +150,41 @@ def chunks(m: Maker) -> Iterator[Bad]:
     last = f"from chunk {len(parts.chunks) - 1}"
     yield Bad("f11-tensor-twice", "F11", "a tensor in two places", parts, last, base="many.base")
 
-    parts = m.chunk(options=STEPS, base=None)
-    yield Bad("f12-steps-without-base", "F12", "steps on an unknown base", parts)
-    yield Bad("f12-wrong-base", "F12", "a target that holds other bits", m.parts(options=STEPS),
+    body = record_body(m.parts().chunks[0])
+    for name, cut in {
+        "empty": b"", "no-flags": body[:1], "no-changes": body[:4], "no-digest": body[:5],
+        "digest-cut": body[:12], "no-positions": body[:13], "positions-cut": body[:15],
+    }.items():  # fmt: skip
+        yield Bad(f"f27-{name}", "F27", f"a body that ends early: {name}", m.chunk(body=cut))
+    for claim in (1 << 20, (1 << 64) - 1):
+        yield Bad(f"f27-positions-{claim.bit_length()}-bits", "F27", f"{claim} bytes of positions",
+                  m.chunk(positions_length=claim))  # fmt: skip
+
+    parts = m.chunk(options=STEPS, result=None)
+    yield Bad("f12-steps-without-digest", "F12", "steps on an unknown base", parts)
+    yield Bad("f13-steps-wrong-base", "F13", "steps on a target that holds other bits",
+              m.parts(options=STEPS), None, "wrong-base", "mixed.other")  # fmt: skip
+    both = Options(Coding(RICE, values=STEP, base_digest=True, result_digest=True), states=False)
+    based = Options(Coding(RICE, values=STEP, base_digest=True), states=False)
+    yield Bad("f12-wrong-base", "F12", "a target that holds other bits", m.parts(options=both),
               None, "wrong-base", "mixed.other")  # fmt: skip
+    yield Bad("f12-wrong-base-alone", "F12", "a wrong base, and no result digest",
+              m.parts(options=based), None, "wrong-base", "mixed.other")  # fmt: skip
     overwrite = Options(Coding(base_digest=True), states=False)
     yield Bad("f12-wrong-base-raw", "F12", "new values on a wrong base", m.parts(options=overwrite),
               None, "wrong-base", "mixed.other")  # fmt: skip
-    parts = m.parts(options=STEPS)
+    parts = m.parts(options=both)
     parts.chunks[0]["base"] ^= 1 << 63
     parts.chunks[0]["result"] ^= 1
     yield Bad("f12-lying-base-digest", "F12", "a base digest that fits nothing", parts,
               None, "wrong-base")  # fmt: skip
-    parts = m.parts(options=Options(Coding(RICE, values=STEP, result_digest=True), states=False))
+    parts = m.parts(options=both)
     parts.chunks[0]["result"] ^= 1 << 40
     yield Bad("f13-lying-result-digest", "F13", "a step chunk that ends elsewhere", parts)
+    parts = m.parts(options=Options(Coding(RICE, values=STEP), states=False))
+    parts.chunks[0]["result"] ^= 1 << 40
+    yield Bad("f13-lying-result-digest-alone", "F13", "steps that end elsewhere, without a base",
+              parts, kind="wrong-base")  # fmt: skip
     parts = m.parts(options=Options(Coding(result_digest=True), states=False))
     parts.chunks[0]["result"] ^= 1
     yield Bad("f13-lying-result-digest-raw", "F13", "an overwrite chunk that ends elsewhere", parts,
@@ -234,11 +278,18 @@ def values(m: Maker) -> Iterator[Bad]:
               base="sparse.base")  # fmt: skip
     yield Bad("f15-escape-cut", "F15", "an escape that ends early",
               m.steps(head + escape + b"\xff"), base="sparse.base")  # fmt: skip
+    claim = encode_varint(len(raw))
     lz4 = {
         "long": lz4_stage(raw, len(raw) + 1), "short": lz4_stage(raw, len(raw) - 1),
         "zero": lz4_stage(raw, 0), "claims-4g": lz4_stage(raw, (1 << 32) - 1),
-        "three-bytes": b"\0\0\0", "no-block": struct.pack("<I", len(raw)),
-        "bad-offset": struct.pack("<I", len(raw)) + b"\x14aaaa\xff\xff" + bytes(20),
+        "claims-2-64": lz4_stage(raw, (1 << 64) - 1),
+        "empty": b"", "length-cut": b"\x80", "no-block": claim,
+        # Five literals, a match of 9 + 19 bytes, and the rest.
+        "offset-behind": _matched(raw, 6, 3), "offset-zero": _matched(raw, 0, 3),
+        "match-too-long": claim + b"\x5f" + raw[:5] + b"\x01\x00\xff\xff\x00" + raw[-5:],
+        "literals-cut": claim + b"\xf0\xff\xff" + raw,
+        "no-offset": claim + b"\x50" + raw[:5] + b"\1",
+        "dictionary": _matched(raw, 1000, 3),
     }  # fmt: skip
     for name, stored in lz4.items():
         yield Bad(f"f18-values-{name}", "F18", f"an LZ4 stage of values: {name}",
@@ -251,6 +302,6 @@ def values(m: Maker) -> Iterator[Bad]:
     yield Bad(
         "f18-positions-claim-1g", "F18", "an LZ4 stage of positions that claims 2^30 bytes", parts
     )
-    words = struct.pack("<I", 10 | 1 << 31) + struct.pack("<I", 1 << 31) + bytes(6)
+    words = struct.pack("<I", 15 | 1 << 31) + encode_varint(1 << 31) + bytes(10)
     yield Bad("f18-plane-claims-2g", "F18", "an LZ4 plane that claims 2^31 bytes",
               m.chunk("full", full, values=words + planes[124:]), base="full.base")  # fmt: skip

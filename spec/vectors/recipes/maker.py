@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgpack
 
-from deltawire_reference import Coding, Options
+from deltawire_reference import Coding, Options, Tensor
+from deltawire_reference.columns import encode_columns
 from deltawire_reference.positions import GAPS
 from deltawire_reference.values import STEP
 
@@ -58,20 +59,17 @@ class Maker:
         return parts
 
     def steps(self, stream: bytes, changes: int = 3) -> Parts:
-        """Positions 0, 55 and 119 and a step stream, without result digest or states."""
-        parts = self.parts("sparse", Options(Coding(GAPS, values=STEP), states=False))
+        """Positions 0, 55 and 119 and a step stream on a base digest, without result or states."""
+        coding = Coding(GAPS, values=STEP, base_digest=True)
+        parts = self.parts("sparse", Options(coding, states=False))
         parts.chunks[0] |= {"values": stream, "changes": changes}
         return parts
 
     def table(self, **fields: object) -> Parts:
-        """The header's only table entry with some fields replaced."""
+        """The header's only tensor with some properties replaced."""
         parts = self.parts()
-        entry = dict(
-            zip(
-                ("name", "dtype", "width", "shape", "tile"), parts.header["tensors"][0], strict=True
-            )
-        )
-        parts.header["tensors"][0] = list({**entry, **fields}.values())
+        tensor = Tensor("w", "BF16", 2, (6, 20), (6, 20))
+        parts.header |= encode_columns([replace(tensor, **fields)])  # type: ignore[arg-type]
         return parts
 
     def header(self, **fields: object) -> Parts:

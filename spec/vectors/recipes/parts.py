@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
-from deltawire_reference import Coding, Options, digest, encoder
-from deltawire_reference.apply import state_of
-from deltawire_reference.primitives import encode_stage
-from deltawire_reference.stream import decode
+from deltawire_reference import Coding, Options, encoder
+from deltawire_reference.primitives import DICTIONARY, encode_stage, encode_varint
 
 from .states import State
 
@@ -43,75 +40,52 @@ class Parts:
         out = encoder.encode_header(payload, **self.header_fixed)  # type: ignore[arg-type]
         spans: Spans = {"header": (0, len(out))}
         out += self.between.get("header", b"")
-        rows, changed = [], 0
         for number, chunk in enumerate(self.chunks):
             record = encoder.chunk_record(**chunk)
-            rows.append((chunk["tensor"], chunk["tile"], len(record)))
-            changed += chunk["changes"]
             spans[f"chunk {number}"] = (len(out), len(out) + len(record))
             out += record
-        fields = {
-            **encoder.index_fields(rows, changed & (1 << 64) - 1, **self.states),
-            **self.index,
-        }
-        for key in self.index_without:
-            del fields[key]
         payload = self.index_payload
         if payload is None:
-            payload = msgpack.packb(fields)
+            payload = msgpack.packb(self.index_fields())
         index = encoder.index_record(payload, **self.index_fixed)
         spans["index"] = (len(out), len(out) + len(index))
-        claim = {"length": len(index), "offset": len(out), **self.trailer}
+        claim = {"length": len(index), **self.trailer}
         out += index + self.between.get("index", b"")
-        spans["trailer"] = (len(out), len(out) + 24)
+        spans["trailer"] = (len(out), len(out) + 12)
         out += encoder.encode_trailer(**claim) + self.between.get("trailer", b"")
         data = bytearray(out)
         if self.patch:
             self.patch(data, spans)
         return bytes(data), spans
 
+    def index_fields(self) -> dict[str, Any]:
+        """The map of the index."""
+        rows = [(c["tensor"], c["tile"], len(encoder.chunk_record(**c))) for c in self.chunks]
+        changed = sum(chunk["changes"] for chunk in self.chunks) & (1 << 64) - 1
+        fields = {**encoder.index_fields(rows, changed, **self.states), **self.index}
+        return {key: value for key, value in fields.items() if key not in self.index_without}
+
 
 def parts_of(base: State, new: State, options: Options | None = None) -> Parts:
     """A correct delta, ready to be spoiled."""
     options = options or Options(Coding(result_digest=True))
+    states = encoder.states_of(base, new, options)
     table = encoder.table_of(base, options.tiles)
-    names = list(base)
-    state = digest.stored(state_of(base, names))
-    delta = decode(encoder.encode(base, new, options))
-    assert delta.index is not None
-    data = encoder.encode(base, new, options)
-    chunks = []
-    for chunk in delta.chunks:
-        record = data[chunk.offset : chunk.offset + chunk.length]
-        p = int.from_bytes(record[16:20], "little")
-        start = 24 + 8 * (record[3] & 1) + 8 * (record[3] >> 1)
-        chunks.append(
-            {
-                "tensor": chunk.tensor,
-                "tile": chunk.tile,
-                "changes": chunk.changes,
-                "positions": record[start : start + p],
-                "values": record[start + p : -4],
-                "position_byte": record[1],
-                "value_byte": record[2],
-                "base": chunk.base_digest,
-                "result": chunk.result_digest,
-            }
-        )
     return Parts(
-        header=copy.deepcopy(
-            encoder.header_fields(options, table, state if options.states else None)
-        ),
-        chunks=chunks,
-        states={
-            "digests": delta.index.digests,
-            "base_state": delta.index.base_state,
-            "result_state": delta.index.result_state,
-        },
+        header=encoder.header_fields(options, table, states["base_state"]),
+        chunks=encoder.all_chunks(base, new, options),
+        states=states,
     )
 
 
-def lz4_stage(stream: bytes, length: int | None = None) -> bytes:
+def lz4_stage(stream: bytes, length: int | None = None, dictionary: bytes = b"") -> bytes:
     """An LZ4 stage that may lie about its length."""
-    stored = encode_stage(1, stream)
-    return stored if length is None else length.to_bytes(4, "little") + stored[4:]
+    stored = encode_stage(1, stream, dictionary)
+    if length is None:
+        return stored
+    return encode_varint(length) + stored[len(encode_varint(len(stream))) :]
+
+
+def lz4_payload(payload: bytes, length: int | None = None) -> bytes:
+    """The same for a payload of header or index."""
+    return lz4_stage(payload, length, DICTIONARY)

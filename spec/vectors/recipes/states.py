@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from deltawire_reference import WIDTHS, Value
-from deltawire_reference.ranks import EXPONENTS
+from deltawire_reference.tensors import EXPONENTS
 
 State = dict[str, Value]
 
@@ -90,6 +90,50 @@ def special_floats(dtype: str) -> tuple[Value, Value]:
     old = b"".join(a.to_bytes(width, "little") for a, _ in pairs)
     new = b"".join((b % (2 * sign)).to_bytes(width, "little") for _, b in pairs)
     return Value(dtype, (len(pairs),), old), Value(dtype, (len(pairs),), new)
+
+
+def rows_that_differ(pair: Callable[[str, State, State], None]) -> None:
+    """Rows that never change, rarely, or mostly, as those of an embedding do."""
+    shapes = {
+        "BF16": (32, 64), "F16": (17, 64), "F32": (16, 70), "F64": (16, 64), "F8_E4M3": (40, 65),
+    }  # fmt: skip
+    for dtype, (rows, cols) in shapes.items():
+        name = f"rows-{dtype.lower()}"
+        v = spread(name, dtype, (rows, cols), 5)
+        moves = {}
+        for x in chosen(f"{name} positions", rows * cols, 850):
+            row = x // cols
+            if row % 3 == 1 or (row % 3 == 2 and x % 9 == 0):
+                moves[x] = (1, -1, 1, 2, -1, 1, 1, -4)[x % 8]
+        pair(name, {"w": v}, {"w": stepped(v, moves, WIDTHS[dtype])})
+    v = spread("rows-cut", "BF16", (11, 136), 3)
+    some = [x for x in chosen("rows-cut positions", 11 * 136, 500) if x // 136 % 2]
+    pair("rows-cut", {"w": v}, {"w": stepped(v, some, 2)})
+
+
+NAMES = (
+    "layers.0.a", "layers.0.b", "layers.1.a", "layers.10.experts.3.w", "layers.9.experts.127.w",
+    "layers.10.a", "0", "00", "a.007.1", "x1", "999999999999999999", "1000000000000000000",
+    "12345678901234567890123", "1.22.333", "\x01", "\x02", "a\x01b\x02\x02", "\x0212\x01",
+    "\u0663 \xb2", "5",
+)  # fmt: skip
+
+
+def numbered_names(pair: Callable[[str, State, State], None]) -> None:
+    """Names with numbers, with what is none, and with the characters that stand for numbers."""
+    base = {
+        name: weights(f"n{i}", ("F16", "U8", "F32")[i % 3], ((2, 3), (), (4,), (1, 2, 2))[i % 4])
+        for i, name in enumerate(NAMES)
+    }
+    after = {
+        name: stepped(v, [0], WIDTHS[v.dtype]) if i % 2 else v
+        for i, (name, v) in enumerate(base.items())
+    }
+    pair("numbers", base, after)
+    deep = weights("deep", "I16", (*[1] * 15, 2, *[1] * 14, 3, 2))
+    pair("rank32", {"w": deep}, {"w": stepped(deep, [0, 7], 2)})
+    wide: State = {"w": Value("F32", (1 << 40, 1 << 20, 0, 1 << 40), b"")}
+    pair("wide-empty", wide, wide)
 
 
 def all_states() -> dict[str, State]:
@@ -181,8 +225,16 @@ def all_states() -> dict[str, State]:
     pair("long", {"w": v}, {"w": stepped(v, {**far, 7999: 1 << 22, 6: -(1 << 22) - 1}, 4)})
     v = spread("cut", "BF16", (7, 22), 4)
     pair("classes-cut", {"w": v}, {"w": stepped(v, chosen("cut positions", 154, 300), 2)})
+    rows_that_differ(pair)
+    numbered_names(pair)
+    # As many changes as coders are for: all of the first 16,384, and some more.
+    v = spread("lanes", "F8_E5M2", (20_000,), 9)
+    some = [*range(16_384), *chosen("lanes positions", 20_000, 150)[-400:]]
+    moves = (1, -1, 1, -1, 3, -1, 1, 1, -2, 1, -1)
+    pair("lanes", {"w": v}, {"w": stepped(v, {x: moves[x % 11] for x in some}, 1)})
     # A target that a delta of "mixed" does not fit.
     states["mixed.other"] = {"w": stepped(w, [11], 2)}
+    states["sparse.other"] = {"w": stepped(w, [25], 2)}
     states["mixed.renamed"] = {"v": w}
     states["mixed.retyped"] = {"w": Value("F16", w.shape, w.data)}
     states["mixed.reshaped"] = {"w": Value("BF16", (20, 6), w.data)}

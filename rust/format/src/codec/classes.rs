@@ -7,13 +7,14 @@ use deltawire_kernels::classes::{MAX_CLASSES, MAX_GROUPS};
 use deltawire_kernels::ordered::{step, Order};
 use deltawire_kernels::Word;
 
-use super::geometric::{
-    cost, cost_of_escaped, lanes, parameter, Decoder, Encoder, Table, PARAMETERS, SLOT_BITS,
-};
-use super::law;
-use crate::bits::{bits_at, unzigzag, zero_from, zigzag, BitWriter};
+use super::geometric::{lanes, Decoder, Encoder};
+use super::parameters::{put_group, put_number, sums, take_group, width, Bits, Class, Sums};
+use super::tables::{Table, SLOT_BITS};
+use crate::bits::{zero_from, BitWriter};
 use crate::error::{Error, Result};
 
+/// Bits of the highest exponent.
+const TOP_BITS: u32 = 11;
 /// Fewest columns of a tile whose rows may be in groups [F25].
 pub const GROUPED_COLS: u64 = 64;
 
@@ -48,6 +49,44 @@ impl<W: Word> Partition<W> {
             .extend(old.iter().zip(new).map(|(&a, &b)| step(a, b, order)));
     }
 
+    /// Whether the parts fit together, in a tile of `elements` in `rows` rows: counts, rows in groups that
+    /// all have some, ascending ranks below `elements`, and no step of zero.
+    pub fn is_valid(&self, rows: usize, elements: u32) -> bool {
+        let groups = self.counts.len() / self.classes.max(1);
+        let sum: u64 = self.counts.iter().map(|&n| u64::from(n)).sum();
+        let mut used = [false; MAX_GROUPS];
+        for &group in &self.rows {
+            match used.get_mut(usize::from(group)) {
+                Some(used) => *used = true,
+                None => return false,
+            }
+        }
+        let grouped = match self.rows.is_empty() {
+            true => groups == 1,
+            false => {
+                let all = used.iter().take(groups).all(|&u| u);
+                let more = used.iter().skip(groups).any(|&u| u);
+                groups > 1 && self.rows.len() == rows && all && !more
+            }
+        };
+        let fits = (1..=MAX_CLASSES).contains(&self.classes)
+            && (1..=MAX_GROUPS).contains(&groups)
+            && self.counts.len() == groups * self.classes
+            && grouped
+            && self.top < 1 << TOP_BITS
+            && (self.needs_base() || self.top == 0)
+            && sum == self.ranks.len() as u64
+            && self.steps.len() == self.ranks.len()
+            && sum > 0;
+        let mut rest = &self.ranks[..];
+        fits && self.steps.iter().all(|&s| s != W::default())
+            && self.counts.iter().all(|&count| {
+                let (class, others) = rest.split_at(count as usize);
+                rest = others;
+                class.windows(2).all(|w| w[0] < w[1]) && class.last().is_none_or(|&r| r < elements)
+            })
+    }
+
     /// Whether the ranks mean nothing without the base.
     pub fn needs_base(&self) -> bool {
         self.counts.len() > 1
@@ -70,27 +109,6 @@ impl<W: Word> Partition<W> {
     }
 }
 
-/// How one class is coded: parameter of the gaps between ranks, and one more than that of the sizes (0:
-/// all steps are one).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Class {
-    count: u32,
-    ranks: u8,
-    sizes: u8,
-}
-
-/// What choosing parameters needs to know of a class.
-#[derive(Clone, Copy, Debug)]
-struct Sums {
-    count: u64,
-    /// Sum of the gaps between ranks.
-    gaps: u64,
-    /// Sizes less one: for each number of bits, how many have it, and their sum.
-    sizes: [(u32, u64); 65],
-    /// Whether any is larger than one.
-    large: bool,
-}
-
 /// Memory that encoding reuses.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -99,159 +117,8 @@ pub struct Scratch {
     sums: Vec<Sums>,
 }
 
-/// Low bits that suit numbers of about this size.
-fn width(expected: u64) -> u32 {
-    63 - (expected | 1).leading_zeros()
-}
-
-/// Appends a number by an Exp-Golomb code with `k` low bits.
-fn put_number(value: u64, k: u32, out: &mut BitWriter<Vec<u8>>) {
-    let value = value + (1 << k);
-    let bits = 64 - value.leading_zeros();
-    out.put_unary(u64::from(bits - 1 - k));
-    out.put(value & ((1 << (bits - 1)) - 1), bits - 1);
-}
-
-/// Reads the parameters' bits.
-struct Bits<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl Bits<'_> {
-    fn take(&mut self, bits: u32) -> u64 {
-        let value = bits_at(self.bytes, self.at, bits);
-        self.at += bits as usize;
-        value
-    }
-
-    /// Undoes `put_number` for values below 2^40.
-    fn number(&mut self, k: u32) -> Result<u64> {
-        let zeros = bits_at(self.bytes, self.at, 40).trailing_zeros();
-        if zeros + k >= 40 {
-            return Err(wrong("have a number that is cut short or too large"));
-        }
-        self.at += zeros as usize + 1;
-        Ok((self.take(zeros + k) | 1 << (zeros + k)) - (1 << k))
-    }
-}
-
-fn wrong(what: &str) -> Error {
+pub(super) fn wrong(what: &str) -> Error {
     Error::corrupt(format!("classes {what} [F25]"))
-}
-
-/// Sums of each class.
-fn sums<W: Word>(partition: &Partition<W>, out: &mut Vec<Sums>) {
-    out.clear();
-    let mut at = 0;
-    for &count in &partition.counts {
-        let end = at + count as usize;
-        let mut sum = Sums {
-            count: count.into(),
-            gaps: 0,
-            sizes: [(0, 0); 65],
-            large: false,
-        };
-        if let Some(&last) = partition.ranks[at..end].last() {
-            sum.gaps = u64::from(last) + 1 - sum.count;
-        }
-        for step in &partition.steps[at..end] {
-            let more = step.to_i64().unsigned_abs() - 1;
-            let bucket = &mut sum.sizes[(64 - more.leading_zeros()) as usize];
-            bucket.0 += 1;
-            bucket.1 = bucket.1.saturating_add(more);
-            sum.large |= more > 0;
-        }
-        out.push(sum);
-        at = end;
-    }
-}
-
-/// More than any class costs.
-const NEVER: u64 = 1 << 58;
-
-/// Cost of a class' sizes with parameter `sizes - 1`; never where 0 cannot hold them.
-fn sizes_cost(sizes: u8, sum: &Sums) -> u64 {
-    let Some(q) = sizes.checked_sub(1) else {
-        return if sum.large { NEVER } else { 0 };
-    };
-    let filled = sum.sizes.iter().enumerate().filter(|(_, b)| b.0 > 0);
-    filled
-        .map(|(bits, &(n, sum))| {
-            let usual = cost(q, n.into(), sum);
-            usual.min(u64::from(n) * cost_of_escaped(bits as u32))
-        })
-        .sum()
-}
-
-/// The parameter that suits sizes of which at least one is larger than one.
-fn best_sizes(sum: &Sums) -> u8 {
-    (1..=PARAMETERS as u8)
-        .min_by_key(|&s| sizes_cost(s, sum))
-        .unwrap_or(1)
-}
-
-/// Bits of a difference, in 2^-16.
-fn difference_cost(difference: i32) -> u64 {
-    let value = zigzag(difference.into()) + 1;
-    u64::from(2 * (63 - value.leading_zeros()) + 1) << 16
-}
-
-/// The parameter at or between the predicted and the best one that costs least with its difference.
-fn refine(predicted: u8, best: u8, price: impl Fn(u8) -> u64) -> u8 {
-    let (low, high) = (predicted.min(best), predicted.max(best));
-    (low..=high)
-        .min_by_key(|&q| price(q) + difference_cost(i32::from(q) - i32::from(predicted)))
-        .unwrap_or(best)
-}
-
-/// Parameters of a group's classes, and the distance of its first one.
-fn fit(sums: &[Sums], classes: &mut [Class]) -> u8 {
-    let best = |s: &Sums| parameter(s.count, s.gaps);
-    let offset = |k: usize| law::OCTAVE * k as i32;
-    let filled = || sums.iter().enumerate().filter(|(_, s)| s.count > 0);
-    let price = |distance: i32| -> u64 {
-        filled()
-            .map(|(k, s)| cost(law::ranks(distance - offset(k)), s.count, s.gaps))
-            .sum()
-    };
-    // The largest classes say where the minimum is.
-    let mut guesses: Vec<i32> = filled()
-        .map(|(k, s)| i32::from(best(s)) + offset(k))
-        .collect();
-    guesses.sort_unstable();
-    let (low, high) = match (guesses.first(), guesses.last()) {
-        (Some(low), Some(high)) => ((low - 4).clamp(0, 255), (high + 4).clamp(0, 255)),
-        _ => (0, 0),
-    };
-    let first = (low..=high).min_by_key(|&d| price(d)).unwrap_or(0);
-    for (k, (sum, class)) in sums.iter().zip(classes).enumerate() {
-        class.count = sum.count as u32;
-        if sum.count == 0 {
-            continue;
-        }
-        let distance = first - offset(k);
-        class.ranks = refine(law::ranks(distance), best(sum), |q| {
-            cost(q, sum.count, sum.gaps)
-        });
-        let best = if sum.large { best_sizes(sum) } else { 0 };
-        class.sizes = refine(law::sizes(distance), best, |s| sizes_cost(s, sum));
-    }
-    first as u8
-}
-
-/// Whether the differences from the law are worth writing, and what they save.
-fn worth<'a>(
-    classes: impl Iterator<Item = (&'a Sums, u8, u8)>,
-    price: impl Fn(u8, &Sums) -> u64,
-) -> bool {
-    let (mut with, mut without) = (0u64, 0u64);
-    for (sum, predicted, chosen) in classes {
-        with += price(chosen, sum);
-        with += difference_cost(i32::from(chosen) - i32::from(predicted));
-        without += price(predicted, sum);
-    }
-    with < without
 }
 
 /// Appends the stream of a partition.
@@ -280,7 +147,7 @@ pub fn encode<W: Word>(partition: &Partition<W>, scratch: &mut Scratch, out: &mu
         bits.put(groups as u64 - 1, 3);
     }
     if partition.needs_base() {
-        bits.put(partition.top.into(), 11);
+        bits.put(partition.top.into(), TOP_BITS);
     }
     let lanes = lanes(partition.ranks.len());
     if groups > 1 {
@@ -358,56 +225,6 @@ fn put_rows(
     }
 }
 
-/// Counts and parameters of one group's classes.
-fn put_group(sums: &[Sums], classes: &mut [Class], total: u64, bits: &mut BitWriter<Vec<u8>>) {
-    let first = fit(sums, classes);
-    let mut left = total;
-    let mut previous = None;
-    for (k, sum) in sums.iter().enumerate().take(sums.len() - 1) {
-        match previous {
-            None => put_number(sum.count, width(left / (sums.len() - k) as u64), bits),
-            Some(previous) => {
-                let difference = sum.count as i64 - previous as i64;
-                put_number(zigzag(difference), spread(previous), bits);
-            }
-        }
-        previous = Some(sum.count);
-        left -= sum.count;
-    }
-    bits.put(first.into(), 8);
-    let distance = |k: usize| i32::from(first) - law::OCTAVE * k as i32;
-    let mut write =
-        |predict: fn(i32) -> u8, field: fn(&mut Class) -> &mut u8, price: fn(u8, &Sums) -> u64| {
-            let filled = || sums.iter().enumerate().filter(|(_, s)| s.count > 0);
-            let chosen: Vec<u8> = classes.iter_mut().map(|c| *field(c)).collect();
-            let differ = worth(
-                filled().map(|(k, s)| (s, predict(distance(k)), chosen[k])),
-                price,
-            );
-            bits.put(differ.into(), 1);
-            for (k, _) in filled() {
-                let predicted = predict(distance(k));
-                if differ {
-                    let difference = i64::from(chosen[k]) - i64::from(predicted);
-                    put_number(zigzag(difference), 0, bits);
-                } else {
-                    *field(&mut classes[k]) = predicted;
-                }
-            }
-        };
-    write(
-        law::ranks,
-        |c| &mut c.ranks,
-        |q, s| cost(q, s.count, s.gaps),
-    );
-    write(law::sizes, |c| &mut c.sizes, sizes_cost);
-}
-
-/// Low bits that suit the difference of two counts of about this size.
-fn spread(count: u64) -> u32 {
-    (width(count) + 2) / 2
-}
-
 fn put_class<W: Word>(
     class: &Class,
     ranks: &[u32],
@@ -458,7 +275,7 @@ pub fn decode<W: Word>(
         _ => bits.take(3) as usize + 1,
     };
     if out.classes * groups > 1 {
-        out.top = bits.take(11) as u16;
+        out.top = bits.take(TOP_BITS) as u16;
     }
     let mut starts = [0u16; MAX_GROUPS];
     if groups > 1 {
@@ -514,52 +331,6 @@ pub fn decode<W: Word>(
         take_class(&mut decoder, class, elements, out)?;
     }
     decoder.finish()
-}
-
-/// Undoes `put_group`.
-fn take_group(bits: &mut Bits<'_>, total: u64, classes: &mut [Class]) -> Result<()> {
-    let number = classes.len();
-    let mut left = total;
-    let mut previous = None;
-    for (k, class) in classes.iter_mut().enumerate() {
-        let count = if k + 1 == number {
-            left
-        } else {
-            match previous {
-                None => bits.number(width(left / (number - k) as u64))?,
-                Some(previous) => {
-                    let difference = unzigzag(bits.number(spread(previous))?);
-                    previous
-                        .checked_add_signed(difference)
-                        .ok_or_else(|| wrong("have less than no changes"))?
-                }
-            }
-        };
-        left = left
-            .checked_sub(count)
-            .ok_or_else(|| wrong("have more changes than stated"))?;
-        previous = Some(count);
-        class.count = count as u32;
-    }
-    let first = bits.take(8) as i32;
-    let distance = |k: usize| first - law::OCTAVE * k as i32;
-    let mut read =
-        |predict: fn(i32) -> u8, field: fn(&mut Class) -> &mut u8, most: usize| -> Result<()> {
-            let differ = bits.take(1) == 1;
-            for (k, class) in classes.iter_mut().enumerate().filter(|(_, c)| c.count > 0) {
-                let mut value = i64::from(predict(distance(k)));
-                if differ {
-                    value += unzigzag(bits.number(0)?);
-                }
-                *field(class) = u8::try_from(value)
-                    .ok()
-                    .filter(|&v| usize::from(v) <= most)
-                    .ok_or_else(|| wrong("have a parameter out of range"))?;
-            }
-            Ok(())
-        };
-    read(law::ranks, |c| &mut c.ranks, PARAMETERS - 1)?;
-    read(law::sizes, |c| &mut c.sizes, PARAMETERS)
 }
 
 fn take_class<W: Word>(

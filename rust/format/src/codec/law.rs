@@ -6,7 +6,7 @@
 //! and how far. The tables were fitted to recorded and synthetic steps; where a class differs, its
 //! parameters are written as differences from them.
 
-use super::geometric::PARAMETERS;
+use super::tables::PARAMETERS;
 
 /// Distances and parameters of ranks are in eighths of an octave.
 pub const OCTAVE: i32 = 8;

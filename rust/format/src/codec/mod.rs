@@ -6,9 +6,11 @@
 pub mod classes;
 pub mod geometric;
 pub mod law;
+mod parameters;
 pub mod positions;
 pub mod rice;
 pub mod stage;
+pub mod tables;
 pub mod values;
 
 pub use classes::Partition;

@@ -145,20 +145,23 @@ pub fn encode_planes<W: Word>(new: &[W], out: &mut Vec<u8>) {
 /// Appends steps; no pair may be equal.
 pub fn encode_steps<W: Word>(old: &[W], new: &[W], order: Order, out: &mut Vec<u8>) {
     debug_assert!(old.iter().zip(new).all(|(a, b)| a != b));
-    let step = |i: usize| step(old[i], new[i], order).to_i64();
-    let signs = out.len();
-    out.resize(signs + new.len().div_ceil(8), 0);
     let mut at = Vec::new();
     let mut excess = Vec::new();
-    for i in 0..new.len() {
-        let d = step(i);
-        if d > 0 {
-            out[signs + i / 8] |= 1 << (i % 8);
+    out.reserve(new.len() / 8 + 16);
+    for (group, (old, new)) in old.chunks(64).zip(new.chunks(64)).enumerate() {
+        let mut signs = 0u64;
+        let mut large = 0u64;
+        for (i, (&old, &new)) in old.iter().zip(new).enumerate() {
+            let d = step(old, new, order).to_i64();
+            signs |= u64::from(d > 0) << i;
+            large |= u64::from(d.unsigned_abs() > 1) << i;
         }
-        let magnitude = d.unsigned_abs();
-        if magnitude > 1 {
-            at.push(i as u32);
-            excess.push(magnitude - 2);
+        out.extend_from_slice(&signs.to_le_bytes()[..new.len().div_ceil(8)]);
+        while large != 0 {
+            let i = large.trailing_zeros() as usize;
+            at.push((64 * group + i) as u32);
+            excess.push(step(old[i], new[i], order).to_i64().unsigned_abs() - 2);
+            large &= large - 1;
         }
     }
     put_varint(at.len() as u64, out);

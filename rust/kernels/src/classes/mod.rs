@@ -165,55 +165,95 @@ trait Visitor {
     );
 }
 
-/// A walk through a block.
-struct Walk<'a> {
-    map: &'a ClassMap,
+/// How far a walk through a block has come. A block may be walked through part by part, as long as the
+/// parts follow one another.
+pub struct Progress {
     batch: Batch,
+    /// Elements of each class so far, for each group of rows.
     before: [Lanes; MAX_GROUPS],
     first: u32,
 }
 
-impl Walk<'_> {
+impl Default for Progress {
+    fn default() -> Self {
+        Self {
+            batch: Batch {
+                masks: [Masks([0; MAX_CLASSES]); BATCH],
+                before: [Lanes([0; MAX_CLASSES]); BATCH],
+            },
+            before: [Lanes([0; MAX_CLASSES]); MAX_GROUPS],
+            first: 0,
+        }
+    }
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Progress")
+            .field("first", &self.first)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Progress {
+    /// Goes back to the beginning of a block.
+    pub fn restart(&mut self) {
+        // Masks of classes that a map does not have must be empty, and another map may have had them.
+        self.batch.masks = [Masks([0; MAX_CLASSES]); BATCH];
+        self.before = [Lanes([0; MAX_CLASSES]); MAX_GROUPS];
+        self.first = 0;
+    }
+
     /// Visits the next elements in batches. (Closures would not get the caller's target features.)
     #[inline(always)]
-    fn visit<W: Word, S: Simd, V: Visitor>(&mut self, bytes: &[u8], group: usize, visitor: &mut V) {
+    fn visit<W: Word, S: Simd, V: Visitor>(
+        &mut self,
+        map: &ClassMap,
+        bytes: &[u8],
+        group: usize,
+        visitor: &mut V,
+    ) {
         for part in bytes.chunks(BATCH * GROUP * W::WIDTH) {
             let length = (part.len() / W::WIDTH) as u32;
             let before = &mut self.before[group];
-            fill::<W, S>(part, self.map, before, &mut self.batch);
+            fill::<W, S>(part, map, before, &mut self.batch);
             visitor.visit::<S>(group, self.first, length, &self.batch, before);
             self.first += length;
         }
     }
 }
 
-/// Visits a block in batches.
+/// A part of a block, its classes, and the groups of its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// The tensor.
+    pub matrix: &'a Matrix<'a>,
+    /// The part.
+    pub block: Block,
+    /// Classes of its elements.
+    pub map: ClassMap,
+    /// Group of each row of the part; nothing where all are in one.
+    pub rows: &'a [u8],
+}
+
+/// Visits a part in batches.
 #[inline(always)]
-fn walk<W: Word, S: Simd, V: Visitor>(
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
-    visitor: &mut V,
-) {
-    let mut walk = Walk {
+fn walk<W: Word, S: Simd, V: Visitor>(part: &Part<'_>, progress: &mut Progress, visitor: &mut V) {
+    let Part {
+        matrix,
+        block,
         map,
-        batch: Batch {
-            masks: [Masks([0; MAX_CLASSES]); BATCH],
-            before: [Lanes([0; MAX_CLASSES]); BATCH],
-        },
-        before: [Lanes([0; MAX_CLASSES]); MAX_GROUPS],
-        first: 0,
-    };
+        rows,
+    } = part;
     if rows.is_empty() {
         if let Some(bytes) = matrix.contiguous(block) {
-            walk.visit::<W, S, V>(bytes, 0, visitor);
+            progress.visit::<W, S, V>(map, bytes, 0, visitor);
             return;
         }
     }
     for row in 0..block.rows {
         let group = rows.get(row).map_or(0, |&g| usize::from(g)) % MAX_GROUPS;
-        walk.visit::<W, S, V>(matrix.row(block, row), group, visitor);
+        progress.visit::<W, S, V>(map, matrix.row(block, row), group, visitor);
     }
 }
 
@@ -249,88 +289,67 @@ impl Level {
 /// `level` is one of those offered.
 fn dispatch<W: Word, V: Visitor>(
     level: Level,
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
+    part: &Part<'_>,
+    progress: &mut Progress,
     visitor: &mut V,
 ) {
-    assert!((1..=MAX_CLASSES as u32).contains(&map.count));
-    assert!(rows.is_empty() || rows.len() == block.rows);
-    assert!(u32::try_from(block.len() / W::WIDTH).is_ok());
+    assert!((1..=MAX_CLASSES as u32).contains(&part.map.count));
+    assert!(part.rows.is_empty() || part.rows.len() == part.block.rows);
+    let elements = (part.block.len() / W::WIDTH) as u64 + u64::from(progress.first);
+    assert!(u32::try_from(elements).is_ok());
     match level {
-        Level::Scalar => walk::<W, Scalar, V>(matrix, block, map, rows, visitor),
+        Level::Scalar => walk::<W, Scalar, V>(part, progress, visitor),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: levels come from `offered`, which has detected the features.
-        Level::Avx2 => unsafe { x86::walk_avx2::<W, V>(matrix, block, map, rows, visitor) },
+        Level::Avx2 => unsafe { x86::walk_avx2::<W, V>(part, progress, visitor) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Level::Avx512 => unsafe { x86::walk_avx512::<W, V>(matrix, block, map, rows, visitor) },
+        Level::Avx512 => unsafe { x86::walk_avx512::<W, V>(part, progress, visitor) },
     }
 }
 
-/// Ranks of changed elements: how many elements of its class precede each in the block.
+/// Appends the rank of each changed element of the next part of a block: how many elements of its class
+/// precede it in the block.
 ///
-/// `positions` ascend, and `classes[i]` is the class of the element at `positions[i]`. `rows` holds the
-/// group of each row, or nothing where all are in one. The rank of each element goes to `out` at the next
-/// place of its class, which `places[group * map.count + class]` says and counts on.
+/// `positions` are element numbers in the block, ascending and within the part; `classes[i]` is the class
+/// of the element at `positions[i]`.
 ///
 /// # Panics
-/// Where block, positions, classes or places lie outside, or the map has no or too many classes.
-#[allow(clippy::too_many_arguments)]
+/// Where part or positions lie outside, or the map has no or too many classes.
 pub fn ranks<W: Word>(
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
+    part: &Part<'_>,
+    progress: &mut Progress,
     positions: &[u32],
     classes: &[u8],
-    places: &mut [u32],
-    out: &mut [u32],
+    out: &mut Vec<u32>,
 ) {
-    ranks_at::<W>(
-        Level::best(),
-        matrix,
-        block,
-        map,
-        rows,
-        positions,
-        classes,
-        places,
-        out,
-    );
+    ranks_at::<W>(Level::best(), part, progress, positions, classes, out);
 }
 
-#[allow(clippy::too_many_arguments)]
 fn ranks_at<W: Word>(
     level: Level,
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
+    part: &Part<'_>,
+    progress: &mut Progress,
     positions: &[u32],
     classes: &[u8],
-    places: &mut [u32],
-    out: &mut [u32],
+    out: &mut Vec<u32>,
 ) {
     assert_eq!(positions.len(), classes.len());
+    let begun = out.len();
+    out.resize(begun + positions.len(), 0);
     let mut visitor = RankVisitor {
-        count: map.count as usize,
         positions,
         classes,
-        places,
-        out,
+        out: &mut out[begun..],
     };
-    dispatch::<W, _>(level, matrix, block, map, rows, &mut visitor);
+    dispatch::<W, _>(level, part, progress, &mut visitor);
     let left = visitor.positions.len();
-    assert_eq!(left, 0, "{left} positions lie outside {block:?}");
+    assert_eq!(left, 0, "{left} positions lie outside {:?}", part.block);
 }
 
 struct RankVisitor<'a> {
-    count: usize,
     positions: &'a [u32],
     classes: &'a [u8],
-    places: &'a mut [u32],
     out: &'a mut [u32],
 }
 
@@ -338,111 +357,112 @@ impl Visitor for RankVisitor<'_> {
     #[inline(always)]
     fn visit<S: Simd>(
         &mut self,
-        group: usize,
+        _group: usize,
         first: u32,
         length: u32,
         batch: &Batch,
         _after: &Lanes,
     ) {
-        let places = &mut self.places[group * self.count..(group + 1) * self.count];
         let mut taken = 0;
-        for (&position, &class) in self.positions.iter().zip(self.classes) {
-            let at = position - first;
+        let changes = self.positions.iter().zip(self.classes);
+        for ((&position, &class), rank) in changes.zip(&mut *self.out) {
+            let at = position.wrapping_sub(first);
             if at >= length {
                 break;
             }
             let (mask, bit) = (at as usize / GROUP % BATCH, 1u64 << (at % GROUP as u32));
             let class = usize::from(class) % MAX_CLASSES;
             let within = (batch.masks[mask].0[class] & (bit - 1)).count_ones();
-            let place = &mut places[class];
-            self.out[*place as usize] = batch.before[mask].0[class] + within;
-            *place += 1;
+            *rank = batch.before[mask].0[class] + within;
             taken += 1;
         }
         self.positions = &self.positions[taken..];
         self.classes = &self.classes[taken..];
+        self.out = &mut std::mem::take(&mut self.out)[taken..];
     }
 }
 
-/// Positions of ranks: undoes [`ranks`].
-///
-/// `ranks` holds the ascending ranks of class after class, group after group, `counts` how many each
-/// class has. Appends to `positions`, and to `order` where each was found in `ranks`. Positions ascend
-/// only from batch to batch of some thousand elements.
-///
-/// Returns whether all ranks exist in the block; if not, what was appended is incomplete.
-///
-/// # Panics
-/// Where the block lies outside, or the counts do not fit the map and the ranks.
-#[allow(clippy::too_many_arguments)]
-pub fn select<W: Word>(
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
-    counts: &[u32],
-    ranks: &[u32],
-    positions: &mut Vec<u32>,
-    order: &mut Vec<u32>,
-) -> bool {
-    select_at::<W>(
-        Level::best(),
-        matrix,
-        block,
-        map,
-        rows,
-        counts,
-        ranks,
-        positions,
-        order,
-    )
-}
-
-#[allow(clippy::too_many_arguments)]
-fn select_at<W: Word>(
-    level: Level,
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
-    counts: &[u32],
-    ranks: &[u32],
-    positions: &mut Vec<u32>,
-    order: &mut Vec<u32>,
-) -> bool {
-    assert!(counts.len().is_multiple_of(map.count as usize));
-    assert!(counts.len() <= map.count as usize * MAX_GROUPS);
-    let sum = counts.iter().map(|&c| c as usize).sum::<usize>();
-    assert_eq!(sum, ranks.len());
-    let begun = positions.len();
-    positions.reserve(ranks.len());
-    order.reserve(ranks.len());
-    let mut visitor = SelectVisitor {
-        count: map.count as usize,
-        ranks,
-        places: [(0, 0); MAX_CLASSES * MAX_GROUPS],
-        positions,
-        order,
-    };
-    let mut at = 0;
-    for (place, &count) in visitor.places.iter_mut().zip(counts) {
-        *place = (at, at + count);
-        at += count;
-    }
-    dispatch::<W, _>(level, matrix, block, map, rows, &mut visitor);
-    positions.len() - begun == ranks.len()
-}
-
-struct SelectVisitor<'a> {
-    count: usize,
+/// Positions of ranks: undoes [`ranks`], part by part.
+#[derive(Debug)]
+pub struct Selector<'a> {
     ranks: &'a [u32],
+    classes: usize,
     /// Next rank of each class and the end of its ranks.
     places: [(u32, u32); MAX_CLASSES * MAX_GROUPS],
+    found: usize,
+}
+
+impl<'a> Selector<'a> {
+    /// For the ascending ranks of class after class, group of rows after group; `counts` says how many
+    /// each class has, `classes` how many there are in a group.
+    ///
+    /// # Panics
+    /// Where these do not fit together.
+    pub fn new(classes: usize, counts: &[u32], ranks: &'a [u32]) -> Self {
+        assert!((1..=MAX_CLASSES).contains(&classes) && counts.len().is_multiple_of(classes));
+        assert!(counts.len() <= classes * MAX_GROUPS);
+        let mut places = [(0, 0); MAX_CLASSES * MAX_GROUPS];
+        let mut at = 0;
+        for (place, &count) in places.iter_mut().zip(counts) {
+            *place = (at, at + count);
+            at += count;
+        }
+        assert_eq!(at as usize, ranks.len());
+        Self {
+            ranks,
+            classes,
+            places,
+            found: 0,
+        }
+    }
+
+    /// Appends the positions of ranks in the next part of a block to `positions`, and where each was
+    /// found in the ranks to `order`. Positions ascend only from batch to batch of some thousand elements.
+    ///
+    /// # Panics
+    /// Where the part lies outside, or its map has another number of classes.
+    pub fn next<W: Word>(
+        &mut self,
+        part: &Part<'_>,
+        progress: &mut Progress,
+        positions: &mut Vec<u32>,
+        order: &mut Vec<u32>,
+    ) {
+        self.next_at::<W>(Level::best(), part, progress, positions, order);
+    }
+
+    fn next_at<W: Word>(
+        &mut self,
+        level: Level,
+        part: &Part<'_>,
+        progress: &mut Progress,
+        positions: &mut Vec<u32>,
+        order: &mut Vec<u32>,
+    ) {
+        assert_eq!(part.map.count as usize, self.classes);
+        let begun = positions.len();
+        let mut visitor = SelectVisitor {
+            selector: self,
+            positions,
+            order,
+        };
+        dispatch::<W, _>(level, part, progress, &mut visitor);
+        self.found += positions.len() - begun;
+    }
+
+    /// Whether all ranks were found.
+    pub fn is_complete(&self) -> bool {
+        self.found == self.ranks.len()
+    }
+}
+
+struct SelectVisitor<'a, 'b> {
+    selector: &'a mut Selector<'b>,
     positions: &'a mut Vec<u32>,
     order: &'a mut Vec<u32>,
 }
 
-impl Visitor for SelectVisitor<'_> {
+impl Visitor for SelectVisitor<'_, '_> {
     #[inline(always)]
     fn visit<S: Simd>(
         &mut self,
@@ -452,12 +472,18 @@ impl Visitor for SelectVisitor<'_> {
         batch: &Batch,
         after: &Lanes,
     ) {
+        let Selector {
+            ranks,
+            classes,
+            places,
+            ..
+        } = &mut *self.selector;
         let masks = (length as usize).div_ceil(GROUP);
-        for class in 0..self.count % (MAX_CLASSES + 1) {
-            let (mut next, end) = self.places[group * self.count + class];
+        let places = &mut places[group * *classes..(group + 1) * *classes];
+        for (class, (next, end)) in places.iter_mut().enumerate().take(MAX_CLASSES) {
             let (from, to) = (batch.before[0].0[class], after.0[class]);
-            while next < end {
-                let wanted = self.ranks[next as usize];
+            while *next < *end {
+                let wanted = ranks[*next as usize];
                 // A rank before the batch does not ascend; it is never found.
                 if wanted >= to || wanted < from {
                     break;
@@ -474,10 +500,9 @@ impl Visitor for SelectVisitor<'_> {
                 let within = wanted - batch.before[mask].0[class];
                 let bit = S::select(batch.masks[mask].0[class], within);
                 self.positions.push(first + (mask * GROUP) as u32 + bit);
-                self.order.push(next);
-                next += 1;
+                self.order.push(*next);
+                *next += 1;
             }
-            self.places[group * self.count + class].0 = next;
         }
     }
 }

@@ -3,27 +3,23 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Classes and ranks by definition, sorted as `ranks` sorts them.
+/// Class by group, and rank, by definition.
 fn naive<W: Word>(
     elements: &[W],
     cols: usize,
     map: &ClassMap,
     rows: &[u8],
     positions: &[u32],
-) -> (Vec<u32>, Vec<u32>) {
+) -> Vec<(usize, u32)> {
     let class = |i: usize| {
         let group = rows.get(i / cols).map_or(0, |&g| usize::from(g));
         group * map.count as usize + map.class(elements[i])
     };
-    let mut counts = vec![0; map.count as usize * MAX_GROUPS];
-    let mut ranks = vec![];
-    for wanted in 0..counts.len() {
-        for &p in positions.iter().filter(|&&p| class(p as usize) == wanted) {
-            counts[wanted] += 1;
-            ranks.push((0..p as usize).filter(|&i| class(i) == wanted).count() as u32);
-        }
-    }
-    (counts, ranks)
+    let rank = |p: usize| (0..p).filter(|&i| class(i) == class(p)).count() as u32;
+    positions
+        .iter()
+        .map(|&p| (class(p as usize), rank(p as usize)))
+        .collect()
 }
 
 /// The public functions and both twins against the definition.
@@ -41,7 +37,12 @@ fn check<W: Word>(bytes: &[u8], cols: usize, groups: u8, map: ClassMap, picks: &
         0 => vec![],
         n => (0..rows).map(|r| (r * 7 % n as usize) as u8).collect(),
     };
-    let (counts, expected) = naive(&elements, cols, &map, &groups_of, &positions);
+    let expected = naive(&elements, cols, &map, &groups_of, &positions);
+    let mut counts = vec![0u32; map.count as usize * MAX_GROUPS];
+    let mut sorted = expected.clone();
+    sorted.sort_unstable();
+    sorted.iter().for_each(|&(class, _)| counts[class] += 1);
+    let ranks: Vec<u32> = sorted.iter().map(|s| s.1).collect();
     let classes: Vec<u8> = positions
         .iter()
         .map(|&p| map.class(elements[p as usize]) as u8)
@@ -59,43 +60,41 @@ fn check<W: Word>(bytes: &[u8], cols: usize, groups: u8, map: ClassMap, picks: &
         byte: 8,
         bytes: cols * W::WIDTH,
     };
-    let mut places = vec![0u32; counts.len()];
-    let mut sum = 0;
-    for (place, count) in places.iter_mut().zip(&counts) {
-        *place = sum;
-        sum += count;
-    }
     for level in Level::offered() {
         for (matrix, block) in [(&plain, plain.whole()), (&matrix, inner)] {
-            let mut out = vec![u32::MAX; positions.len()];
-            ranks_at::<W>(
-                level,
-                matrix,
-                &block,
-                &map,
-                &groups_of,
-                &positions,
-                &classes,
-                &mut places.clone(),
-                &mut out,
-            );
-            assert_eq!(out, expected, "{level:?}");
-            let (mut found, mut order) = (vec![], vec![]);
-            assert!(select_at::<W>(
-                level, matrix, &block, &map, &groups_of, &counts, &out, &mut found, &mut order,
-            ));
-            let mut pairs: Vec<(u32, u32)> = found.into_iter().zip(order).collect();
-            // Positions in the order of the ranks: those of each class ascend.
-            pairs.sort_unstable_by_key(|p| p.1);
-            assert!(pairs.iter().enumerate().all(|(i, p)| p.1 == i as u32));
-            let mut at = 0;
-            for &count in &counts {
-                let class = &pairs[at..at + count as usize];
-                assert!(class.windows(2).all(|w| w[0].0 < w[1].0), "{level:?}");
-                at += count as usize;
+            // In one part, and in two.
+            for cut in [0, rows / 2] {
+                let parts = [(0, cut), (cut, rows - cut)].map(|(row, n)| Part {
+                    matrix,
+                    block: Block {
+                        row,
+                        rows: n,
+                        ..block
+                    },
+                    map,
+                    rows: groups_of.get(row..row + n).unwrap_or(&[]),
+                });
+                let first = positions.partition_point(|&p| (p as usize) < cut * cols);
+                let (mut progress, mut out) = (Progress::default(), vec![]);
+                for (part, range) in parts.iter().zip([0..first, first..positions.len()]) {
+                    let (positions, classes) = (&positions[range.clone()], &classes[range]);
+                    ranks_at::<W>(level, part, &mut progress, positions, classes, &mut out);
+                }
+                assert!(out.iter().eq(expected.iter().map(|e| &e.1)), "{level:?}");
+                let mut selector = Selector::new(map.count as usize, &counts, &ranks);
+                let (mut found, mut order) = (vec![], vec![]);
+                progress.restart();
+                for part in &parts {
+                    selector.next_at::<W>(level, part, &mut progress, &mut found, &mut order);
+                }
+                assert!(selector.is_complete());
+                let mut pairs: Vec<(u32, u32)> = found.into_iter().zip(order).collect();
+                pairs.sort_unstable();
+                assert!(pairs.iter().map(|p| p.0).eq(positions.iter().copied()));
+                for ((_, i), expected) in pairs.iter().zip(&expected) {
+                    assert_eq!(sorted[*i as usize], *expected, "{level:?}");
+                }
             }
-            pairs.sort_unstable();
-            assert!(pairs.iter().map(|p| p.0).eq(positions.iter().copied()));
         }
     }
 }
@@ -124,9 +123,10 @@ proptest! {
         let first = split.index(ranks.len() + 1) as u32;
         let counts = [first, ranks.len() as u32 - first];
         let (mut positions, mut order) = (vec![], vec![]);
-        let all = select::<u16>(
-            &matrix, &matrix.whole(), &map, &[], &counts, &ranks, &mut positions, &mut order,
-        );
+        let part = Part { matrix: &matrix, block: matrix.whole(), map, rows: &[] };
+        let mut selector = Selector::new(2, &counts, &ranks);
+        selector.next::<u16>(&part, &mut Progress::default(), &mut positions, &mut order);
+        let all = selector.is_complete();
         prop_assert!(positions.iter().all(|&p| (p as usize) < bytes.len() / 2));
         prop_assert_eq!(all, positions.len() == ranks.len());
     }

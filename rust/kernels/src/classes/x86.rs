@@ -2,8 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{class_numbers, walk, ClassMap, Lanes, Masks, Simd, Visitor, GROUP, MAX_CLASSES};
-use crate::matrix::{Block, Matrix};
+use super::{
+    class_numbers, walk, ClassMap, Lanes, Masks, Part, Progress, Simd, Visitor, GROUP, MAX_CLASSES,
+};
 use crate::Word;
 
 /// Whether the processor has what [`walk_avx512`] needs.
@@ -226,22 +227,18 @@ impl Simd for Avx2 {
     enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,bmi1,bmi2,popcnt"
 )]
 pub(super) fn walk_avx512<W: Word, V: Visitor>(
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
+    part: &Part<'_>,
+    progress: &mut Progress,
     visitor: &mut V,
 ) {
-    walk::<W, Avx512, V>(matrix, block, map, rows, visitor);
+    walk::<W, Avx512, V>(part, progress, visitor);
 }
 
 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
 pub(super) fn walk_avx2<W: Word, V: Visitor>(
-    matrix: &Matrix<'_>,
-    block: &Block,
-    map: &ClassMap,
-    rows: &[u8],
+    part: &Part<'_>,
+    progress: &mut Progress,
     visitor: &mut V,
 ) {
-    walk::<W, Avx2, V>(matrix, block, map, rows, visitor);
+    walk::<W, Avx2, V>(part, progress, visitor);
 }

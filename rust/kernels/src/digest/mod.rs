@@ -126,9 +126,11 @@ fn sum_run<W: Word, const BOTH: bool>(key: MixKey, j0: u64, bytes: &[u8]) -> Dig
     let rest = groups.remainder();
     let rest_at = j0.wrapping_add((bytes.len() / (LANES * W::WIDTH) * LANES) as u64);
     for group in groups {
-        // About 2 KiB ahead.
-        prefetch(group.as_ptr().wrapping_add(2048));
-        prefetch(group.as_ptr().wrapping_add(2048 + 64));
+        let at = group.as_ptr();
+        for line in 0..(LANES * W::WIDTH).div_ceil(64) {
+            // About 8 KiB ahead.
+            prefetch(at.wrapping_add(64 * line + 8192));
+        }
         for lane in 0..LANES {
             let word = W::read(&group[lane * W::WIDTH..]).to_u64();
             sum0[lane] = sum0[lane].wrapping_add(lane0(key, step0[lane], word));
@@ -151,6 +153,66 @@ fn sum_run<W: Word, const BOTH: bool>(key: MixKey, j0: u64, bytes: &[u8]) -> Dig
         sum.lanes[1] = 0;
     }
     sum
+}
+
+/// Both lanes' sums over consecutive words, eight at a time.
+pub(crate) struct Lanes {
+    sum0: [u64; 8],
+    sum1: [u64; 8],
+    step0: [u64; 8],
+    step1: [u64; 8],
+    rest: Digest,
+}
+
+impl Lanes {
+    /// Begins at the word with index `j0`.
+    #[inline(always)]
+    pub(crate) fn new(j0: u64) -> Self {
+        let steps = |g: u64| std::array::from_fn(|i| j0.wrapping_add(i as u64).wrapping_mul(g));
+        Self {
+            sum0: [0; 8],
+            sum1: [0; 8],
+            step0: steps(G0),
+            step1: steps(G1),
+            rest: Digest::default(),
+        }
+    }
+
+    /// Adds the next 64 bytes.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, key: MixKey, words: &[u8]) {
+        for (lane, word) in words.chunks_exact(8).enumerate().take(8) {
+            let word = u64::read(word);
+            self.sum0[lane] = self.sum0[lane].wrapping_add(lane0(key, self.step0[lane], word));
+            self.sum1[lane] = self.sum1[lane].wrapping_add(lane1(key, self.step1[lane], word));
+        }
+        self.skip(8);
+    }
+
+    /// Adds up to 64 bytes, whole words.
+    #[inline(always)]
+    pub(crate) fn add_some(&mut self, key: MixKey, words: &[u8]) {
+        for (lane, word) in words.chunks_exact(8).enumerate().take(8) {
+            let (y0, y1) = mix_steps(key, self.step0[lane], self.step1[lane], u64::read(word));
+            self.rest = self.rest.plus(Digest::new(y0, y1));
+        }
+        self.skip((words.len() / 8) as u64);
+    }
+
+    #[inline(always)]
+    fn skip(&mut self, words: u64) {
+        for lane in 0..8 {
+            self.step0[lane] = self.step0[lane].wrapping_add(G0.wrapping_mul(words));
+            self.step1[lane] = self.step1[lane].wrapping_add(G1.wrapping_mul(words));
+        }
+    }
+
+    /// The sums.
+    #[inline(always)]
+    pub(crate) fn sum(&self) -> Digest {
+        let lanes = self.sum0.iter().zip(&self.sum1);
+        lanes.fold(self.rest, |sum, (&y0, &y1)| sum.plus(Digest::new(y0, y1)))
+    }
 }
 
 /// Sums what each word changes by: word `i` has index `places[i]` and goes from `old[i]` to `new[i]`.

@@ -1,0 +1,192 @@
+//! Checking a chunk against the tile that it would change.
+
+use deltawire_kernels::digest::Words;
+use deltawire_kernels::{digest, scan, Block, Digest, Matrix, MixKey, Word};
+
+use crate::chunk::{Chunk, Locator, Scratch};
+use crate::error::{Error, Kind, Result};
+use crate::scratch::Reusable;
+use crate::table::Tensor;
+use crate::with_word;
+use crate::writer::check_matrix;
+
+/// Bytes of a tile that are digested before ranks are looked for in them.
+const CACHED_BYTES: usize = 32 << 10;
+/// Memory of one tile that is worth keeping.
+const KEPT_BYTES: usize = 2 << 20;
+
+/// What a chunk finds in its tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileCheck {
+    /// False where the tile has the result already.
+    pub(crate) apply: bool,
+    /// The tile's digest now, and what the chunk adds to it.
+    pub(crate) now: Digest,
+    pub(crate) change: Digest,
+}
+
+/// Memory that checking a chunk reuses: what it decodes to, and the elements at its positions.
+#[derive(Default)]
+pub(crate) struct Memory<W> {
+    pub(crate) scratch: Scratch<W>,
+    pub(crate) old: Vec<W>,
+    pub(crate) new: Vec<W>,
+    pub(crate) words: Words,
+}
+
+impl<W: Word> Reusable for Memory<W> {
+    fn keep(&self) -> bool {
+        self.scratch.held() + W::WIDTH * (self.old.capacity() + self.new.capacity()) < KEPT_BYTES
+    }
+}
+
+/// Digest of a block, with lane 1 only where `both` are asked for.
+pub(crate) fn digest_of(key: MixKey, matrix: &Matrix<'_>, block: &Block, both: bool) -> Digest {
+    if both {
+        digest::block(key, matrix, block)
+    } else {
+        digest::block_lane0(key, matrix, block)
+    }
+}
+
+/// What a block's digest changes by, with lane 1 only where `both` are asked for.
+pub(crate) fn change_of<W: Word>(
+    key: MixKey,
+    matrix: &Matrix<'_>,
+    block: &Block,
+    changes: (&[u32], &[W]),
+    both: bool,
+    words: &mut Words,
+) -> Digest {
+    let (positions, new) = changes;
+    if both {
+        digest::change::<W, true>(key, matrix, block, positions, new, words)
+    } else {
+        digest::change::<W, false>(key, matrix, block, positions, new, words)
+    }
+}
+
+/// Checks one chunk against a tile of `matrix`, decoding it into `memory`.
+pub(crate) fn check_chunk<T: Word>(
+    chunk: &Chunk,
+    tensors: &[Tensor],
+    matrix: &Matrix<'_>,
+    both: bool,
+    memory: &mut Memory<T>,
+) -> Result<TileCheck> {
+    let tensor = chunk.tensor(tensors);
+    let block = chunk.tile_box(tensors)?.block(tensor.width);
+    let place = |e: Error| e.at(chunk.offset).of(&tensor.name);
+    let neither = || {
+        let message = format!(
+            "tile {} holds neither the base that the delta starts from nor its result; apply it \
+             to the right version, or fetch an anchor",
+            chunk.header.tile
+        );
+        place(Error::new(Kind::WrongBase, message))
+    };
+    let Memory {
+        scratch,
+        old,
+        new,
+        words,
+    } = memory;
+    chunk.decode(tensors, scratch)?;
+    // A few rows at a time, so that ranks are looked for while the digest's memory is in the cache.
+    let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
+    let mut now = Digest::default();
+    let mut locator = scratch.begin_locating(tensor).map_err(place)?;
+    for first in (0..block.rows).step_by(step) {
+        let part = Block {
+            row: block.row + first,
+            rows: step.min(block.rows - first),
+            ..block
+        };
+        now = now.plus(digest_of(tensor.key(), matrix, &part, both));
+        if let Some(locator) = &mut locator {
+            locator.next(matrix, &part);
+        }
+    }
+    if chunk.header.result == Some(now.lanes[0]) {
+        return Ok(TileCheck {
+            apply: false,
+            now,
+            change: Digest::default(),
+        });
+    }
+    if chunk.header.base.is_some_and(|base| base != now.lanes[0]) {
+        return Err(neither());
+    }
+    let located = locator.map_or(Ok(()), Locator::finish);
+    located.map_err(|e| match chunk.header.base {
+        Some(_) => place(e),
+        None => neither(),
+    })?;
+    old.clear();
+    scan::gather(matrix, &block, &scratch.positions, old);
+    let order = tensor.order();
+    new.clear();
+    new.extend(
+        old.iter()
+            .enumerate()
+            .map(|(i, &old)| scratch.values.resolve(i, old, order)),
+    );
+    let changes = (&scratch.positions[..], &new[..]);
+    let change = change_of(tensor.key(), matrix, &block, changes, both, words);
+    match chunk.header.result {
+        Some(result) if now.plus(change).lanes[0] != result => match chunk.header.base {
+            // Its base was there, so the chunk itself is wrong.
+            Some(_) => Err(place(Error::corrupt(
+                "the chunk does not lead to its result digest [F13]",
+            ))),
+            None => Err(neither()),
+        },
+        _ => Ok(TileCheck {
+            apply: true,
+            now,
+            change,
+        }),
+    }
+}
+
+/// Positions of a chunk as element numbers of its whole tensor, ascending within the tile.
+///
+/// Ranks are located in `base`, the tensor before the chunk.
+///
+/// # Errors
+/// `WrongBase` where a base is needed and not given, or does not hold the chunk's base digest.
+pub fn flat_positions(
+    chunk: &Chunk,
+    tensors: &[Tensor],
+    base: Option<&Matrix<'_>>,
+) -> Result<Vec<i64>> {
+    let tensor = chunk.tensor(tensors);
+    let place = chunk.tile_box(tensors)?;
+    with_word!(tensor.width, T => {
+        let mut scratch = Scratch::<T>::default();
+        chunk.decode(tensors, &mut scratch)?;
+        if scratch.is_by_class() {
+            let wrong = |message: &str| {
+                Error::new(Kind::WrongBase, message).at(chunk.offset).of(&tensor.name)
+            };
+            let base = base.ok_or_else(|| {
+                wrong("positions are ranks within exponent classes; give the base to locate them")
+            })?;
+            check_matrix(tensor, base)?;
+            let mut memory = Memory { scratch, ..Memory::default() };
+            if !check_chunk(chunk, tensors, base, false, &mut memory)?.apply {
+                return Err(wrong("the tensor has the result already; positions need the base"));
+            }
+            scratch = memory.scratch;
+            scratch.positions.sort_unstable();
+        }
+        Ok(scratch
+            .positions
+            .iter()
+            .map(|&p| {
+                let (row, col) = (u64::from(p) / place.cols, u64::from(p) % place.cols);
+                ((place.row + row) * tensor.cols + place.col + col) as i64
+            })
+            .collect())
+    })
+}
