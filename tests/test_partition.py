@@ -43,7 +43,7 @@ def written(pairs: dict[str, tuple[TensorView, TensorView]], *, by_partition: bo
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, tuple[TensorView, TensorView]]:
     rows, cols = 900, 128
-    old, new = states("BF16", (rows, cols), 0.0)
+    old, _ = states("BF16", (rows, cols), 0.0)
     bits = old.data.view(np.uint16).copy()
     busy = np.zeros((rows, 1), bool)
     busy[RNG.choice(rows, 60, replace=False)] = True
@@ -149,11 +149,9 @@ def test_contradictions_are_refused(
 
     old, new = pairs["w"]
     digest = dw.tensor_digests({"w": new})["w"]
-    with (
-        pytest.raises(dw.LayoutMismatch, match="w"),
-        dw.StreamWriter(io.BytesIO(), {"w": old}, version=1) as writer,
-    ):
-        (partition,) = writer.partitions("w", base=old, new=new)
-        values = {k: v(partition) if callable(v) else v for k, v in change.items()}
-        bad = replace(partition, **values)
+    writer = dw.StreamWriter(io.BytesIO(), {"w": old}, version=1)
+    (partition,) = writer.partitions("w", base=old, new=new)
+    values = {k: v(partition) if callable(v) else v for k, v in change.items()}
+    bad = replace(partition, **values)
+    with pytest.raises(dw.LayoutMismatch, match="w"):
         writer.add_partitions("w", [bad], base_digest=digest, digest=digest)

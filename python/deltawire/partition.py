@@ -1,8 +1,8 @@
 """``Partition``: the boundary between who scans dense buffers and who packs bytes.
 
-A scanner (CPU SIMD, or a GPU kernel) turns two states of a tile into a partition; the packer turns it
-into a chunk and touches O(changes) only. On the other side the unpacker gives the partition back, and
-whoever holds the base finds the elements. ``spec/format-v1.md`` (Classes) defines every field.
+A scanner (CPU SIMD, or a GPU kernel) turns two states of a tile into a partition, the packer turns
+that into a chunk and touches O(changes) only. On the other side the unpacker gives the partition
+back, and whoever holds the base finds the elements. ``spec/format-v1.md`` defines every field.
 """
 
 from __future__ import annotations

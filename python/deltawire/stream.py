@@ -266,8 +266,8 @@ class StreamWriter:
                 ``tensor_digests`` gives.
 
         Raises:
-            LayoutMismatch: a partition that contradicts itself or does not fit its tile; the writer is
-                then finished.
+            LayoutMismatch: a partition that contradicts itself or does not fit its tile; the
+                writer is then finished.
         """
         index = self._entry(name)
         itemsize = ITEMSIZE[self._table[name][1]]

@@ -161,7 +161,7 @@ class TensorInfo(Record):
     changed: int
     chunks: int
     bytes: int
-    digest: bytes | None
+    digest: StateDigest | None
 
 
 @dataclass(frozen=True)

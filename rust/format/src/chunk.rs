@@ -72,10 +72,8 @@ pub struct Locator<'s, W> {
     map: ClassMap,
     selector: Selector<'s>,
     row: usize,
-    positions: &'s mut Vec<u32>,
     values: &'s mut Values<W>,
     partition: &'s Partition<W>,
-    order: &'s mut Vec<u32>,
     progress: &'s mut Progress,
 }
 
@@ -89,8 +87,7 @@ impl<W: Word> Locator<'_, W> {
             map: self.map,
             rows: self.partition.rows.get(self.row..end).unwrap_or(&[]),
         };
-        let selector = &mut self.selector;
-        selector.next::<W>(&part, self.progress, self.positions, self.order);
+        self.selector.next::<W>(&part, self.progress);
         self.row = end;
     }
 
@@ -99,12 +96,12 @@ impl<W: Word> Locator<'_, W> {
     /// # Errors
     /// `Corrupt` where a class has fewer elements than a rank says.
     pub fn finish(self) -> Result<()> {
-        if !self.selector.is_complete() {
+        let Some(order) = self.selector.finish() else {
             return Err(Error::corrupt(
                 "classes have fewer elements than a rank says [F25]",
             ));
-        }
-        self.values.set_steps(&self.partition.steps, self.order);
+        };
+        self.values.set_steps(&self.partition.steps, order);
         Ok(())
     }
 }
@@ -135,18 +132,19 @@ impl<W: Word> Scratch<W> {
             let message = "classes in a tensor whose elements have no exponent [F25]";
             return Err(Error::corrupt(message).of(&tensor.name));
         };
-        positions.clear();
-        order.clear();
         progress.restart();
-        let (classes, counts) = (partition.classes, &partition.counts);
+        let Partition {
+            classes,
+            counts,
+            ranks,
+            ..
+        } = &*partition;
         Ok(Some(Locator {
             map,
-            selector: Selector::new(classes, counts, &partition.ranks),
+            selector: Selector::new(*classes, counts, ranks, positions, order),
             row: 0,
-            positions,
             values,
             partition,
-            order,
             progress,
         }))
     }

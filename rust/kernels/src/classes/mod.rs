@@ -386,6 +386,8 @@ impl Visitor for RankVisitor<'_> {
 #[derive(Debug)]
 pub struct Selector<'a> {
     ranks: &'a [u32],
+    positions: &'a mut [u32],
+    order: &'a mut [u32],
     classes: usize,
     /// Next rank of each class and the end of its ranks.
     places: [(u32, u32); MAX_CLASSES * MAX_GROUPS],
@@ -394,11 +396,19 @@ pub struct Selector<'a> {
 
 impl<'a> Selector<'a> {
     /// For the ascending ranks of class after class, group of rows after group; `counts` says how many
-    /// each class has, `classes` how many there are in a group.
+    /// each class has, `classes` how many there are in a group. `positions` is replaced by the
+    /// positions of the ranks, `order` by where each was found in the ranks; what is not found stays 0.
+    /// Positions ascend only from batch to batch of some thousand elements.
     ///
     /// # Panics
     /// Where these do not fit together.
-    pub fn new(classes: usize, counts: &[u32], ranks: &'a [u32]) -> Self {
+    pub fn new(
+        classes: usize,
+        counts: &[u32],
+        ranks: &'a [u32],
+        positions: &'a mut Vec<u32>,
+        order: &'a mut Vec<u32>,
+    ) -> Self {
         assert!((1..=MAX_CLASSES).contains(&classes) && counts.len().is_multiple_of(classes));
         assert!(counts.len() <= classes * MAX_GROUPS);
         let mut places = [(0, 0); MAX_CLASSES * MAX_GROUPS];
@@ -408,61 +418,45 @@ impl<'a> Selector<'a> {
             at += count;
         }
         assert_eq!(at as usize, ranks.len());
+        for out in [&mut *positions, &mut *order] {
+            out.clear();
+            out.resize(ranks.len(), 0);
+        }
         Self {
             ranks,
+            positions,
+            order,
             classes,
             places,
             found: 0,
         }
     }
 
-    /// Appends the positions of ranks in the next part of a block to `positions`, and where each was
-    /// found in the ranks to `order`. Positions ascend only from batch to batch of some thousand elements.
+    /// Looks through the next part of a block.
     ///
     /// # Panics
     /// Where the part lies outside, or its map has another number of classes.
-    pub fn next<W: Word>(
-        &mut self,
-        part: &Part<'_>,
-        progress: &mut Progress,
-        positions: &mut Vec<u32>,
-        order: &mut Vec<u32>,
-    ) {
-        self.next_at::<W>(Level::best(), part, progress, positions, order);
+    pub fn next<W: Word>(&mut self, part: &Part<'_>, progress: &mut Progress) {
+        self.next_at::<W>(Level::best(), part, progress);
     }
 
-    fn next_at<W: Word>(
-        &mut self,
-        level: Level,
-        part: &Part<'_>,
-        progress: &mut Progress,
-        positions: &mut Vec<u32>,
-        order: &mut Vec<u32>,
-    ) {
+    fn next_at<W: Word>(&mut self, level: Level, part: &Part<'_>, progress: &mut Progress) {
         assert_eq!(part.map.count as usize, self.classes);
-        let begun = positions.len();
-        let mut visitor = SelectVisitor {
-            selector: self,
-            positions,
-            order,
-        };
-        dispatch::<W, _>(level, part, progress, &mut visitor);
-        self.found += positions.len() - begun;
+        dispatch::<W, _>(level, part, progress, self);
     }
 
     /// Whether all ranks were found.
     pub fn is_complete(&self) -> bool {
         self.found == self.ranks.len()
     }
+
+    /// Where each was found in the ranks, if all were.
+    pub fn finish(self) -> Option<&'a [u32]> {
+        self.is_complete().then_some(self.order)
+    }
 }
 
-struct SelectVisitor<'a, 'b> {
-    selector: &'a mut Selector<'b>,
-    positions: &'a mut Vec<u32>,
-    order: &'a mut Vec<u32>,
-}
-
-impl Visitor for SelectVisitor<'_, '_> {
+impl Visitor for Selector<'_> {
     #[inline(always)]
     fn visit<S: Simd>(
         &mut self,
@@ -472,18 +466,17 @@ impl Visitor for SelectVisitor<'_, '_> {
         batch: &Batch,
         after: &Lanes,
     ) {
-        let Selector {
-            ranks,
-            classes,
-            places,
-            ..
-        } = &mut *self.selector;
         let masks = (length as usize).div_ceil(GROUP);
-        let places = &mut places[group * *classes..(group + 1) * *classes];
-        for (class, (next, end)) in places.iter_mut().enumerate().take(MAX_CLASSES) {
+        let places = &mut self.places[group * self.classes..(group + 1) * self.classes];
+        let mut found = self.found;
+        for (class, place) in places.iter_mut().enumerate().take(MAX_CLASSES) {
             let (from, to) = (batch.before[0].0[class], after.0[class]);
-            while *next < *end {
-                let wanted = ranks[*next as usize];
+            let left = &self.ranks[place.0 as usize..place.1 as usize];
+            let out = self.positions[found..]
+                .iter_mut()
+                .zip(&mut self.order[found..]);
+            let mut taken = 0;
+            for (&wanted, (position, order)) in left.iter().zip(out) {
                 // A rank before the batch does not ascend; it is never found.
                 if wanted >= to || wanted < from {
                     break;
@@ -499,11 +492,14 @@ impl Visitor for SelectVisitor<'_, '_> {
                 let mask = mask % BATCH;
                 let within = wanted - batch.before[mask].0[class];
                 let bit = S::select(batch.masks[mask].0[class], within);
-                self.positions.push(first + (mask * GROUP) as u32 + bit);
-                self.order.push(*next);
-                *next += 1;
+                *position = first + (mask * GROUP) as u32 + bit;
+                *order = place.0 + taken;
+                taken += 1;
             }
+            place.0 += taken;
+            found += taken as usize;
         }
+        self.found = found;
     }
 }
 
