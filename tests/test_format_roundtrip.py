@@ -22,12 +22,13 @@ from strategies import (
     by_feed,
     contents,
     delta,
+    digest,
     encodings,
     examples,
     pairs,
-    ranks,
     reference,
     specials,
+    tensors,
     views,
     writing,
 )
@@ -94,8 +95,10 @@ def test_the_reference_reads_what_the_writer_writes(
     assert stream.index.result_state == reference.state_digest(new)
     for number in range(0, len(stream.chunks), 5):
         assert reference.decode_range(data, number) == stream.chunks[number]
-    if options["profile"] == "overwrite":
-        assert all(chunk.base_digest is None for chunk in stream.chunks)
+    # The result digest proves; a chunk of the overwrite profile needs no base at all.
+    assert all(chunk.base_digest is None for chunk in stream.chunks)
+    assert all(chunk.result_digest is not None for chunk in stream.chunks)
+    assert options["profile"] != "overwrite" or not any(c.is_relative for c in stream.chunks)
 
 
 @examples(150)
@@ -228,6 +231,9 @@ def test_stats_and_description_agree_with_the_stream(data: st.DataObject) -> Non
         assert told.result_state == reference.state_digest(new)
     assert sum(tensor.changed for tensor in info.tensors) == changed
     assert sum(tensor.chunks for tensor in info.tensors) == len(model.chunks)
+    for tensor in info.tensors:
+        lanes = digest.tensor_digest(tensor.name, tensor.dtype, tensor.shape, new[tensor.name].data)
+        assert tensor.digest == digest.stored(lanes)[:4]
     assert info.header_bytes + info.index_bytes <= len(stream)
 
 
@@ -360,26 +366,29 @@ def test_targets_that_overlap_in_part_are_refused(profile: str, rng: np.random.G
     assert np.array_equal(memory, before)
 
 
-@pytest.mark.parametrize("dtype", sorted(ranks.EXPONENTS))
-@pytest.mark.parametrize("classes", [2, 9, 16])
-def test_classes_of_every_float(dtype: str, classes: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", sorted(tensors.EXPONENTS))
+@pytest.mark.parametrize(
+    ("classes", "groups", "tile"),
+    [(2, 1, (10, 40)), (9, 1, (10, 40)), (16, 1, (10, 40)), (1, 2, (10, 72)), (9, 8, (37, 64))],
+)
+def test_classes_of_every_float(
+    dtype: str, classes: int, groups: int, tile: tuple[int, int], rng: np.random.Generator
+) -> None:
     """Random patterns, ragged tiles, rows with gaps: both sides see the same classes."""
     width = WIDTHS[dtype]
     bits = np.dtype(f"<u{width}")
     old = np.frombuffer(rng.bytes(37 * 72 * width), bits).reshape(37, 72).copy()
     new = old.copy()
-    mask = rng.random(old.shape) < 0.1
+    mask = rng.random(old.shape) < np.linspace(0, 0.3, 37)[:, None]
     new[mask] += rng.integers(1, 5, int(mask.sum())).astype(bits)
     base: State = {"w": Value(dtype, old.shape, old.tobytes())}
     after: State = {"w": Value(dtype, old.shape, new.tobytes())}
-    stream = reference.encode(
-        base,
-        after,
-        reference.Options(
-            coding=reference.Coding(6, values=3, classes=classes, result_digest=True),
-            tiles={"w": (10, 40)},
-        ),
-    )
+    coding = reference.Coding(by_class=True, classes=classes, groups=groups)
+    stream = reference.encode(base, after, reference.Options(coding, tiles={"w": tile}))
+    partitions = [chunk.partition for chunk in reference.decode(stream).chunks]
+    assert all(p is not None and p.classes == classes for p in partitions)
+    # The columns beside a tile of 64 are too few for groups.
+    assert {len(p.groups) for p in partitions if p is not None} - {1} == {groups} - {1}
     wide = np.zeros((37, 100 * width), np.uint8)
     held = dw.TensorView(dtype, old.shape, wide[:, 8 : 8 + 72 * width])
     for reader in READERS.values():

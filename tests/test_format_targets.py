@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import deltawire as dw
-from strategies import State, Value, contents, delta, encoder, ranks, reference, views
+from strategies import State, Value, classes, contents, delta, encoder, reference, views
 
 RNG = np.random.default_rng(11)
 OLD = RNG.integers(0x3B00, 0x3D00, (64, 96), np.uint16)
@@ -63,14 +63,20 @@ def test_a_read_only_target_is_refused() -> None:
         next(iter(dw.StreamReader(STREAM))).apply_({"w": frozen})
 
 
-RANKED = reference.Options(
-    coding=reference.Coding(6, values=3, classes=9, result_digest=True), tiles={"w": (20, 40)}
-)
+CODINGS = {
+    "classes": reference.Coding(by_class=True, classes=9),
+    "groups": reference.Coding(by_class=True, classes=9, groups=3),
+}
 
 
-def test_ranks_want_their_base() -> None:
+def ranked(kind: str, cols: int = 40) -> reference.Options:
+    return reference.Options(coding=CODINGS[kind], tiles={"w": (20, cols)})
+
+
+@pytest.mark.parametrize(("kind", "cols"), [("classes", 40), ("groups", 96)])
+def test_ranks_want_their_base(kind: str, cols: int) -> None:
     """Positions within exponent classes: none without the base, none from another."""
-    stream = reference.encode(BASE, AFTER, RANKED)
+    stream = reference.encode(BASE, AFTER, ranked(kind, cols))
     chunks = list(dw.StreamReader(stream))
     beside = np.zeros((64, 100), np.uint16)
     beside[:, :96] = OLD
@@ -95,38 +101,61 @@ def test_classes_are_those_before_the_first_change() -> None:
     new = old + np.array([[1, -1, 1, -1, 1, 0, -1, 0]]).astype(np.uint16)
     base: State = {"w": Value("BF16", old.shape, old.tobytes())}
     after: State = {"w": Value("BF16", old.shape, new.tobytes())}
-    for values in (0, 1, 2, 3):
-        coding = reference.Coding(6, values=values, classes=5, result_digest=True)
+    for count in (2, 5, 16):
+        coding = reference.Coding(by_class=True, classes=count)
         held = views(base)
         dw.apply(reference.encode(base, after, reference.Options(coding)), held)
         assert contents(held) == after
 
 
-def test_a_rank_behind_its_class_changes_nothing() -> None:
-    """Only the base shows it, after the chunk's digest was found right."""
-    chunk = reference.decode(reference.encode(BASE, AFTER, RANKED)).chunks[0]
-    assert chunk.ranks is not None
-    groups = [list(group) for group in chunk.ranks.groups]
-    fullest = max(groups, key=len)
-    fullest[-1] = 20 * 40 - 1
-    stream = reference.encode(BASE, AFTER, RANKED)
-    record = stream[chunk.offset : chunk.offset + chunk.length]
-    lengths = [int.from_bytes(record[at : at + 4], "little") for at in (16, 20)]
-    positions = ranks.encode_ranks(ranks.Ranks(groups, chunk.ranks.top))
+@pytest.mark.parametrize(("kind", "cols"), [("classes", 40), ("groups", 96)])
+def test_a_rank_behind_its_class_changes_nothing(kind: str, cols: int) -> None:
+    """Only the base shows it. Without a base digest that may be the one that is wrong."""
+    stream = reference.encode(BASE, AFTER, ranked(kind, cols))
+    chunk = reference.decode(stream).chunks[0]
+    partition = chunk.partition
+    assert partition is not None
+    assert len(partition.groups) == {"classes": 1, "groups": 3}[kind]
+    fullest = max((ranks for group in partition.groups for ranks in group.ranks), key=len)
+    fullest[-1] = 20 * cols - 1
     changed = encoder.chunk_record(
-        tensor=0, tile=0, changes=chunk.changes, positions=positions,
-        values=record[40 + lengths[0] : 40 + sum(lengths)], position_byte=6, value_byte=3,
-        base=chunk.base_digest, result=chunk.result_digest,
+        tensor=0, tile=0, changes=chunk.changes, values=classes.encode_classes(partition),
+        result=chunk.result_digest, kind=4,
     )  # fmt: skip
     reader = dw.StreamReader(None)
     (got,) = reader.feed(stream[: chunk.offset] + changed)
     held = {"w": target()}
-    with pytest.raises(dw.CorruptDelta) as caught:
+    with pytest.raises(dw.WrongBase) as caught:
         got.apply_(held)
     assert (caught.value.tensor, caught.value.offset) == ("w", chunk.offset)
-    with pytest.raises(dw.CorruptDelta):
+    with pytest.raises(dw.WrongBase):
         got.positions(target())
     assert held["w"].data.tobytes() == OLD.tobytes()
+
+
+def test_a_tile_that_is_neither_base_nor_result() -> None:
+    """With a base digest a chunk that does not lead to its result is corrupt; without one, and
+    from any other tile, the base is wrong."""
+    for base_digest in (False, True):
+        coding = reference.Coding(5, values=2, base_digest=base_digest, result_digest=True)
+        options = reference.Options(coding=coding, tiles={"w": (64, 96)})
+        fields = encoder.all_chunks(BASE, AFTER, options)[0]
+        head = encoder.encode_parts(BASE, AFTER, options)[0]
+        lies = encoder.chunk_record(**{**fields, "result": fields["result"] ^ 1})
+        truth = encoder.chunk_record(**fields)
+        stray = OLD.copy()
+        stray[0, 0] ^= 0x40
+        for record, state, error in (
+            (lies, OLD, dw.CorruptDelta if base_digest else dw.WrongBase),
+            (truth, stray, dw.WrongBase),
+            (lies, NEW, dw.WrongBase),
+        ):
+            (chunk,) = dw.StreamReader(None).feed(head + record)
+            held = {"w": target(state)}
+            with pytest.raises(error) as caught:
+                chunk.apply_(held)
+            assert (caught.value.tensor, caught.value.offset) == ("w", len(head))
+            assert held["w"].data.tobytes() == state.tobytes()
 
 
 def test_staging_writes_nothing() -> None:
@@ -203,9 +232,9 @@ class FullSink:
         return len(data)
 
 
-@pytest.mark.parametrize("room", [0, 10, 100, 500])
+@pytest.mark.parametrize("room", [0, 10, 100, 300, -1])
 def test_a_sink_that_is_full(room: int) -> None:
-    sink = FullSink(room)
+    sink = FullSink(room % len(delta(BASE, AFTER)))
     with pytest.raises((dw.StoreError, OSError)) as caught:
         dw.diff(views(BASE), views(AFTER), sink)
     assert "No space left" in str(caught.value)

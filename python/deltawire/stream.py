@@ -547,9 +547,10 @@ def _describe(delta: _native.Delta, path: str | None) -> DeltaInfo:
     chunks: Counter[int] = Counter()
     size: Counter[int] = Counter()
     digests: list[int | None] = info["digests"]
-    told = list(info["starts"])
+    told: list[int | None] = list(info["starts"])
     for tensor, _tile, changes, length, codec, result in delta.chunk_table():
-        told[tensor] += result or 0
+        sum_ = told[tensor]
+        told[tensor] = None if sum_ is None or result is None else sum_ + result
         codecs[codec] += 1
         changed[tensor] += changes
         chunks[tensor] += 1
@@ -557,9 +558,10 @@ def _describe(delta: _native.Delta, path: str | None) -> DeltaInfo:
 
     def lane0(i: int) -> bytes | None:
         """Low half of lane 0 after the delta: in the index, or told by the chunks of all tiles."""
-        digest = digests[i]
-        if digest is None and info["result_state"] is not None:
-            digest = told[i] % 2**32
+        digest, sum_ = digests[i], told[i]
+        known = info["result_state"] is not None and chunks[i] == info["tiles"][i]
+        if digest is None and known and sum_ is not None:
+            digest = sum_ % 2**32
         return None if digest is None else digest.to_bytes(4, "little")
 
     tensors = [

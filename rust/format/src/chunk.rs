@@ -314,14 +314,17 @@ impl Chunk {
             classes::decode(stored, changes, elements, rows, partition)?;
             scratch.positions.clear();
             if !partition.needs_base() {
-                std::mem::swap(&mut scratch.positions, &mut partition.ranks);
-                scratch.values.swap_steps(&mut partition.steps);
+                // Copied, not swapped: each buffer then keeps its size from chunk to chunk.
+                scratch.positions.extend_from_slice(&partition.ranks);
+                scratch.values.copy_steps(&partition.steps);
             }
             return Ok(());
         }
         // Values are at least a bit a change (or a byte in 255, staged): a count is believed only then.
         if u64::from(changes) > 255 * 8 * stored_values.len() as u64 {
-            return Err(Error::corrupt(format!("{changes} changes have no values")));
+            return Err(Error::corrupt(format!(
+                "{changes} changes have no values [F15]"
+            )));
         }
         let most = position_codec.max_len(changes, elements);
         let stream = stage::open(position_stage, stored, most, &mut scratch.stream)?;
@@ -334,7 +337,7 @@ impl Chunk {
 }
 
 fn parse_fields(record: &[u8], tensors: &[Tensor], limits: &Limits) -> Result<Fields> {
-    let short = || Error::corrupt("a chunk is cut short");
+    let short = || Error::corrupt("a chunk is cut short [F27]");
     if record.len() < MIN_LEN || record_len(record, limits)? != Some(record.len() as u64) {
         return Err(short());
     }
@@ -357,16 +360,16 @@ fn parse_fields(record: &[u8], tensors: &[Tensor], limits: &Limits) -> Result<Fi
     }
     let mut field = || -> Result<u32> {
         u32::try_from(take_varint(&mut rest)?)
-            .map_err(|_| Error::corrupt("a field of a chunk exceeds 32 bits"))
+            .map_err(|_| Error::corrupt("a field of a chunk exceeds 32 bits [F10]"))
     };
     let (index, tile, changes) = (field()?, field()?, field()?);
     let tensor = tensors
         .get(index as usize)
-        .ok_or_else(|| Error::corrupt(format!("tensor {index} is not in the table")))?;
+        .ok_or_else(|| Error::corrupt(format!("tensor {index} is not in the table [F10]")))?;
     let parse = || -> Result<Fields> {
         let place = tensor
             .tile_box(tile)
-            .ok_or_else(|| Error::corrupt(format!("the tensor has no tile {tile}")))?;
+            .ok_or_else(|| Error::corrupt(format!("the tensor has no tile {tile} [F10]")))?;
         if changes == 0 || changes > place.elements() {
             let n = place.elements();
             return Err(Error::corrupt(format!(
@@ -410,7 +413,7 @@ fn parse_fields(record: &[u8], tensors: &[Tensor], limits: &Limits) -> Result<Fi
             (true, _) => rest.len() as u64,
             (false, (false, false)) => take_varint(&mut rest)?,
             _ => {
-                let message = "codecs of another record type [F14]";
+                let message = "codecs of another record type [F2]";
                 return Err(Error::corrupt(message));
             }
         };

@@ -311,12 +311,12 @@ fn group_rows(
 fn cut(shares: &[Share; BUCKETS], cols: u64, rows: u64) -> Vec<usize> {
     // costs[a][b] of buckets a..b as one group; empty ranges are not groups.
     let mut costs = vec![[u64::MAX; BUCKETS + 1]; BUCKETS];
-    for a in 0..BUCKETS {
+    for (a, costs) in costs.iter_mut().enumerate() {
         let mut share = Share::default();
-        for b in a..BUCKETS {
-            share = share.plus(shares[b]);
+        for (b, next) in shares.iter().enumerate().skip(a) {
+            share = share.plus(*next);
             if share.rows > 0 {
-                costs[a][b + 1] = share.cost(cols, rows);
+                costs[b + 1] = share.cost(cols, rows);
             }
         }
     }

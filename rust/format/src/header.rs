@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use deltawire_kernels::Digest;
-use serde_bytes::{ByteArray, ByteBuf};
 
 use crate::columns::Columns;
 use crate::error::{Error, Kind, Result};
 use crate::limits::Limits;
-use crate::payload::{from_bytes16, pack, payload, to_bytes16, unpack, Text, TextMap};
+use crate::payload::{pack, payload, unpack, Bin, State, Text, TextMap};
 use crate::table::Tensor;
 
 /// First bytes of a delta.
@@ -51,16 +50,16 @@ payload!(Payload {
     run: Text,
     version: u64,
     base_version: Option<u64>,
-    base_state: Option<ByteArray<16>>,
+    base_state: Option<State>,
     profile: Text,
     meta: TextMap,
     names: Vec<Text>,
-    numbers: ByteBuf,
+    numbers: Bin,
     dtypes: Vec<Text>,
-    dtype: ByteBuf,
-    rank: ByteBuf,
-    shapes: ByteBuf,
-    tiles: ByteBuf,
+    dtype: Bin,
+    rank: Bin,
+    shapes: Bin,
+    tiles: Bin,
 });
 
 /// Appends a CRC-32 of `out[from..]`.
@@ -96,16 +95,16 @@ impl Header {
             run: Text(self.run.clone()),
             version: self.version,
             base_version: self.base_version,
-            base_state: to_bytes16(self.base_state),
+            base_state: self.base_state.map(State),
             profile: Text(self.profile.clone()),
             meta: TextMap(self.meta.clone()),
             names: columns.names.into_iter().map(Text).collect(),
-            numbers: columns.numbers.into(),
+            numbers: Bin(columns.numbers),
             dtypes: columns.dtypes.into_iter().map(Text).collect(),
-            dtype: columns.dtype.into(),
-            rank: columns.rank.into(),
-            shapes: columns.shapes.into(),
-            tiles: columns.tiles.into(),
+            dtype: Bin(columns.dtype),
+            rank: Bin(columns.rank),
+            shapes: Bin(columns.shapes),
+            tiles: Bin(columns.tiles),
         };
         let (payload, lz4) = pack(&payload)?;
         if payload.len() as u64 > limits.max_header_bytes {
@@ -128,7 +127,9 @@ impl Header {
     /// Magic and major version are checked before the length is believed.
     pub fn length(fixed: &[u8; FIXED_LEN], limits: &Limits) -> Result<u64> {
         if fixed[..8] != MAGIC {
-            return Err(Error::corrupt("not a deltawire delta (the first bytes differ)").at(0));
+            return Err(
+                Error::corrupt("not a deltawire delta (the first bytes differ) [F21]").at(0),
+            );
         }
         let major = u16::from_le_bytes([fixed[8], fixed[9]]);
         if major != MAJOR {
@@ -173,12 +174,12 @@ impl Header {
         let texts = |list: Vec<Text>| list.into_iter().map(|t| t.0).collect();
         let columns = Columns {
             names: texts(payload.names),
-            numbers: payload.numbers.into_vec(),
+            numbers: payload.numbers.0,
             dtypes: texts(payload.dtypes),
-            dtype: payload.dtype.into_vec(),
-            rank: payload.rank.into_vec(),
-            shapes: payload.shapes.into_vec(),
-            tiles: payload.tiles.into_vec(),
+            dtype: payload.dtype.0,
+            rank: payload.rank.0,
+            shapes: payload.shapes.0,
+            tiles: payload.tiles.0,
         };
         // A layout that no writer can mean is a corrupt delta, not a mismatch.
         let tensors = columns.tensors().map_err(|e| match e.kind {
@@ -198,7 +199,7 @@ impl Header {
             run: payload.run.0,
             version: payload.version,
             base_version: payload.base_version,
-            base_state: from_bytes16(payload.base_state),
+            base_state: payload.base_state.map(|s| s.0),
             profile: payload.profile.0,
             meta: payload.meta.0,
             tensors,

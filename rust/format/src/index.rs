@@ -1,13 +1,12 @@
 //! The index and the trailer: where the chunks are, and the digests of the whole.
 
 use deltawire_kernels::Digest;
-use serde_bytes::{ByteArray, ByteBuf};
 
 use crate::bits::{put_varint, take_varint, unzigzag, zigzag};
 use crate::error::{Error, Result};
 use crate::header::{seal, u32_at, unseal, CRC_LEN};
 use crate::limits::Limits;
-use crate::payload::{from_bytes16, pack, payload, to_bytes16, unpack};
+use crate::payload::{pack, payload, unpack, Bin, State};
 use crate::table::Tensor;
 
 /// Record type of the index.
@@ -50,12 +49,12 @@ pub struct Index {
 
 payload!(Payload {
     changed: u64,
-    tensors: ByteBuf,
-    tiles: ByteBuf,
-    lengths: ByteBuf,
+    tensors: Bin,
+    tiles: Bin,
+    lengths: Bin,
     digests: Vec<Option<u32>>,
-    base_state: Option<ByteArray<16>>,
-    result_state: Option<ByteArray<16>>,
+    base_state: Option<State>,
+    result_state: Option<State>,
 });
 
 impl Index {
@@ -75,12 +74,12 @@ impl Index {
         }
         let payload = Payload {
             changed: self.changed,
-            tensors: tensors.into(),
-            tiles: tiles.into(),
-            lengths: lengths.into(),
+            tensors: Bin(tensors),
+            tiles: Bin(tiles),
+            lengths: Bin(lengths),
             digests: self.digests.clone(),
-            base_state: to_bytes16(self.base_state),
-            result_state: to_bytes16(self.result_state),
+            base_state: self.base_state.map(State),
+            result_state: self.result_state.map(State),
         };
         let (payload, lz4) = pack(&payload)?;
         if payload.len() as u64 > limits.max_header_bytes {
@@ -120,16 +119,17 @@ impl Index {
         tensors: &[Tensor],
         limits: &Limits,
     ) -> Result<Self> {
-        let short = || Error::corrupt("the index is cut short");
+        let short = || Error::corrupt("the index is cut short [F21]");
         let fixed = record.first_chunk::<FIXED_LEN>().ok_or_else(short)?;
+        if fixed[0] != RECORD {
+            return Err(Error::corrupt("not an index record [F21]"));
+        }
         if Self::length(fixed, limits)? != record.len() as u64 {
             return Err(short());
         }
         let body = unseal(record, "index")?;
-        if body[0] != RECORD || body[1] > 1 || body[2..4] != [0, 0] {
-            return Err(Error::corrupt(
-                "not an index record, or reserved bits are set [F2]",
-            ));
+        if body[1] > 1 || body[2..4] != [0, 0] {
+            return Err(Error::corrupt("reserved bits of the index are set [F2]"));
         }
         let payload: Payload = unpack(&body[FIXED_LEN..], body[1] == 1, limits, "index")?;
         let chunks = parse_places(&payload, first_chunk, tensors)?;
@@ -149,8 +149,8 @@ impl Index {
             chunks,
             changed: payload.changed,
             digests: payload.digests,
-            base_state: from_bytes16(payload.base_state),
-            result_state: from_bytes16(payload.result_state),
+            base_state: payload.base_state.map(|s| s.0),
+            result_state: payload.result_state.map(|s| s.0),
         })
     }
 
@@ -178,7 +178,7 @@ fn parse_places(
     let mut places: Vec<ChunkPlace> = Vec::new();
     let mut seen = vec![false; tensors.len()];
     let [mut numbers, mut tiles, mut lengths] =
-        [&payload.tensors, &payload.tiles, &payload.lengths].map(|column| &column[..]);
+        [&payload.tensors, &payload.tiles, &payload.lengths].map(|column| &column.0[..]);
     let mut offset = first_chunk;
     while !numbers.is_empty() {
         let field = |value: Option<u64>| -> Result<u32> {
@@ -235,7 +235,7 @@ pub(crate) fn check_order(
         _ => match seen.get_mut(tensor as usize) {
             None => {
                 return Err(Error::corrupt(format!(
-                    "tensor {tensor} is not in the table"
+                    "tensor {tensor} is not in the table [F10]"
                 )));
             }
             Some(true) => {
@@ -264,7 +264,7 @@ pub fn decode_trailer(bytes: &[u8; TRAILER_LEN], offset: u64) -> Result<(u64, u3
     let check = || {
         if bytes[8..] != END_MAGIC {
             return Err(Error::corrupt(
-                "the end of a delta is missing: cut short, or not a delta",
+                "the end of a delta is missing: cut short, or not a delta [F21]",
             ));
         }
         let length = u32_at(unseal(&bytes[..8], "trailer")?, 0);

@@ -7,7 +7,6 @@ use std::io::Cursor;
 use deltawire_kernels::Digest;
 use serde::de::{self, DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_bytes::ByteArray;
 
 use crate::codec::stage;
 use crate::error::{Error, Kind, Result};
@@ -36,6 +35,55 @@ impl<'de> Deserialize<'de> for Text {
             }
         }
         de.deserialize_any(Str)
+    }
+}
+
+/// A MessagePack bin. `serde_bytes` would take a str and an array of integers too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bin(pub(crate) Vec<u8>);
+
+impl Serialize for Bin {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bin {
+    fn deserialize<D: Deserializer<'de>>(de: D) -> std::result::Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Bin;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a bin")
+            }
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> std::result::Result<Bin, E> {
+                Ok(Bin(bytes.to_vec()))
+            }
+            fn visit_byte_buf<E: de::Error>(self, bytes: Vec<u8>) -> std::result::Result<Bin, E> {
+                Ok(Bin(bytes))
+            }
+        }
+        de.deserialize_any(Bytes)
+    }
+}
+
+/// A digest as a bin of 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State(pub(crate) Digest);
+
+impl Serialize for State {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0.to_bytes())
+    }
+}
+
+impl<'de> Deserialize<'de> for State {
+    fn deserialize<D: Deserializer<'de>>(de: D) -> std::result::Result<Self, D::Error> {
+        let Bin(bytes) = Bin::deserialize(de)?;
+        let bytes: [u8; 16] = bytes
+            .try_into()
+            .map_err(|_| de::Error::custom("a state has 16 bytes"))?;
+        Ok(Self(Digest::from_bytes(bytes)))
     }
 }
 
@@ -97,6 +145,7 @@ macro_rules! payload {
                     ) -> std::result::Result<$name, A::Error> {
                         use serde::de::Error;
                         $(let mut $field: Option<$type> = None;)*
+                        let mut unknown = std::collections::BTreeSet::new();
                         while let Some($crate::payload::Text(key)) = map.next_key()? {
                             match key.as_str() {
                                 $(stringify!($field) => {
@@ -106,6 +155,9 @@ macro_rules! payload {
                                 })*
                                 _ => {
                                     map.next_value::<serde::de::IgnoredAny>()?;
+                                    if !unknown.insert(key) {
+                                        return Err(A::Error::custom("a key repeats"));
+                                    }
                                 }
                             }
                         }
@@ -121,14 +173,6 @@ macro_rules! payload {
     };
 }
 pub(crate) use payload;
-
-pub(crate) fn to_bytes16(digest: Option<Digest>) -> Option<ByteArray<16>> {
-    digest.map(|d| ByteArray::new(d.to_bytes()))
-}
-
-pub(crate) fn from_bytes16(bytes: Option<ByteArray<16>>) -> Option<Digest> {
-    bytes.map(|b| Digest::from_bytes(*b))
-}
 
 /// What payloads are likely to contain, for LZ4; part of the format.
 const DICTIONARY: &[u8] = include_bytes!("dictionary-v1.bin");

@@ -105,7 +105,7 @@ impl PushReader {
         match (&self.failed, self.expect) {
             (Some(error), _) => Err(error.clone()),
             (None, Expect::Nothing) => Ok(()),
-            _ => Err(Error::corrupt("the delta is cut short")
+            _ => Err(Error::corrupt("the delta is cut short [F21]")
                 .at(self.offset + (self.buffer.len() - self.used) as u64)),
         }
     }
@@ -139,7 +139,7 @@ impl PushReader {
         let known = self.waiting().len().min(header::MAGIC.len());
         if self.waiting()[..known] != header::MAGIC[..known] {
             return Err(Error::corrupt(
-                "not a deltawire delta (the first bytes differ)",
+                "not a deltawire delta (the first bytes differ) [F21]",
             ));
         }
         let Some(fixed) = self.waiting().first_chunk() else {

@@ -52,7 +52,7 @@ fn fetch<R: ReadAt + ?Sized>(source: &R, offset: u64, length: u64) -> Result<Vec
         .checked_add(length)
         .is_none_or(|end| end > source.size())
     {
-        return Err(Error::corrupt("the delta is cut short").at(offset));
+        return Err(Error::corrupt("the delta is cut short [F21]").at(offset));
     }
     let mut bytes = vec![0; length as usize];
     source
@@ -70,16 +70,16 @@ impl<R: ReadAt> Delta<R> {
             // Too short for a header: say so, unless it is something else altogether.
             let known = fixed.len().min(8);
             let what = if fixed[..known] == header::MAGIC[..known] {
-                "the delta is cut short"
+                "the delta is cut short [F21]"
             } else {
-                "not a deltawire delta (the first bytes differ)"
+                "not a deltawire delta (the first bytes differ) [F21]"
             };
             return Err(Error::corrupt(what).at(0));
         };
         let header_bytes = Header::length(fixed, &limits)?;
         let header = Header::decode(&fetch(&source, 0, header_bytes)?, &limits)?;
         let Some(trailer_at) = bytes.checked_sub(TRAILER_LEN as u64) else {
-            return Err(Error::corrupt("the delta is cut short").at(bytes));
+            return Err(Error::corrupt("the delta is cut short [F21]").at(bytes));
         };
         let trailer = fetch(&source, trailer_at, TRAILER_LEN as u64)?;
         let mut raw = [0; TRAILER_LEN];

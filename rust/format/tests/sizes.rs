@@ -27,46 +27,50 @@ fn noise(dtype: &str, bytes: usize, share: u64, random: &mut Random) -> Case {
     alone(tensor(dtype, rows as u64, cols as u64), base, new)
 }
 
+/// Bytes of a file beside what it holds: header, index and trailer of a tensor.
+const FRAME: usize = 256;
+
+fn check(dtype: &str, bytes: usize, share: f64, most: f64) {
+    let mut random = Random(bytes as u64 ^ share.to_bits());
+    let case = noise(dtype, bytes, (share * 2f64.powi(32)) as u64, &mut random);
+    for profile in Profile::ALL {
+        let size = round_trip(&case, profile).len();
+        assert!(
+            size as f64 <= bytes as f64 * most + FRAME as f64,
+            "{dtype}, {bytes} bytes, {share} of them changed, {}: {size} bytes",
+            profile.name()
+        );
+    }
+}
+
+/// Noise cannot be made smaller; it is not made larger by more than a thousandth either.
 #[test]
-fn table() {
-    let mut random = Random(7);
-    for (dtype, width) in DTYPES {
-        if ![
-            "U8", "F8_E4M3", "F8_E5M2", "BF16", "F16", "U16", "F32", "F64", "U64",
-        ]
-        .contains(&dtype)
-        {
-            continue;
+fn random_changes() {
+    for (dtype, _) in DTYPES {
+        for share in [0.0, 0.5, 1.0] {
+            check(dtype, 64 << 10, share, 1.001);
         }
-        for bytes in [64 << 10, 1 << 20, 8 << 20] {
-            for (name, share) in [
-                ("none", 0.0),
-                ("half", 0.5),
-                ("75%", 0.75),
-                ("90%", 0.9),
-                ("99%", 0.99),
-                ("255/256", 255.0 / 256.0),
-                ("99.9%", 0.999),
-                ("all", 1.0),
-            ] {
-                let case = noise(dtype, bytes, (share * 4294967296.0) as u64, &mut random);
-                let sizes: Vec<f64> = Profile::ALL
-                    .iter()
-                    .map(|&p| {
-                        let n = round_trip(&case, p).len();
-                        (n as f64 - 256.0) / bytes as f64
-                    })
-                    .collect();
-                println!(
-                    "{dtype:10} {width} {bytes:8} {name:8} {:?}{}",
-                    sizes.iter().map(|s| format!("{s:.5}")).collect::<Vec<_>>(),
-                    if sizes.iter().any(|&s| s > 1.001) {
-                        "  <-- LARGER"
-                    } else {
-                        ""
-                    }
-                );
-            }
+    }
+    for dtype in ["U8", "BF16", "F64"] {
+        check(dtype, 100 << 10, 1.0, 1.001);
+        for share in [0.0, 0.5, 1.0] {
+            check(dtype, 1 << 20, share, 1.001);
+        }
+    }
+}
+
+/// Where a few elements stay as they are among noise, saying which takes up to a bit an element.
+#[test]
+fn random_changes_with_gaps() {
+    for (dtype, width) in [
+        ("U8", 1),
+        ("F8_E5M2", 1),
+        ("BF16", 2),
+        ("F32", 4),
+        ("F64", 8),
+    ] {
+        for share in [0.9, 0.94, 0.99, 0.996] {
+            check(dtype, 64 << 10, share, 1.0 + 1.0 / f64::from(8 * width));
         }
     }
 }

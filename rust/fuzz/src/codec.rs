@@ -149,6 +149,12 @@ pub(crate) fn assert_in_bounds<W: Word>(
     } else {
         assert!(partition.rows.is_empty());
     }
+    // A writer gives every group rows; a reader does not care.
+    let used = (0..groups as u8).all(|group| partition.rows.contains(&group));
+    assert_eq!(
+        partition.is_valid(rows as usize, elements),
+        groups == 1 || used
+    );
     assert_eq!(partition.ranks.len(), count as usize);
     assert_eq!(partition.steps.len(), count as usize);
     assert!(partition.steps.iter().all(|&step| step != W::default()));

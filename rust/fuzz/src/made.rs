@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use deltawire_format::writer::Pair;
+use deltawire_format::writer::{Pair, Summary};
 use deltawire_format::{Header, Limits, Profile, Tensor, Writer};
 use deltawire_kernels::ordered::advance;
 use deltawire_kernels::{Matrix, Word};
@@ -37,6 +37,15 @@ impl Case {
     pub(crate) fn matrix<'a>(&self, bytes: &'a [u8]) -> Matrix<'a> {
         let (rows, row) = self.rows();
         Matrix::new(bytes, rows, row).expect("sizes agree")
+    }
+
+    /// Both states, for a writer.
+    pub(crate) fn pair(&self, tensor: u32) -> Pair<'_> {
+        Pair {
+            tensor,
+            base: self.matrix(&self.base),
+            new: self.matrix(&self.new),
+        }
     }
 
     /// Rows and bytes of a row.
@@ -84,26 +93,24 @@ impl Case {
     }
 }
 
-/// A delta of these tensors, and what the writer says of it.
-pub(crate) fn write(
-    cases: &[Case],
-    profile: Profile,
-) -> (Vec<u8>, deltawire_format::writer::Summary) {
+/// A writer for these tensors.
+pub(crate) fn begin(cases: &[Case], profile: Profile) -> Writer<Vec<u8>> {
     let header = Header {
         tensors: cases.iter().map(|c| c.entry.clone()).collect(),
         profile: profile.name().to_owned(),
         ..Header::default()
     };
-    let limits = Limits::default();
-    let mut writer =
-        Writer::new(Vec::new(), header, profile, limits, Arc::clone(pool())).expect("a header");
+    let (limits, pool) = (Limits::default(), Arc::clone(pool()));
+    Writer::new(Vec::new(), header, profile, limits, pool).expect("a header")
+}
+
+/// A delta of these tensors, and what the writer says of it.
+pub(crate) fn write(cases: &[Case], profile: Profile) -> (Vec<u8>, Summary) {
+    let mut writer = begin(cases, profile);
     for (i, case) in cases.iter().enumerate() {
-        let pair = Pair {
-            tensor: i as u32,
-            base: case.matrix(&case.base),
-            new: case.matrix(&case.new),
-        };
-        writer.add(&[pair], |_| Ok(())).expect("a tensor");
+        writer
+            .add(&[case.pair(i as u32)], |_| Ok(()))
+            .expect("a tensor");
     }
     writer.finish().expect("an index")
 }

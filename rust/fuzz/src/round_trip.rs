@@ -1,12 +1,14 @@
 //! Any tensors through writer and readers.
 
 use arbitrary::{Result, Unstructured};
-use deltawire_format::{apply, Limits, Profile, PushReader, Tensor};
-use deltawire_kernels::Target;
+use deltawire_format::codec::PositionCodec;
+use deltawire_format::writer::Partitioned;
+use deltawire_format::{apply, Delta, Limits, Profile, PushReader, Tensor, Writer};
+use deltawire_kernels::{Target, Word};
 
-use crate::made::{write, Case, Random};
-use crate::pool;
-use crate::stream::open;
+use crate::made::{begin, write, Case, Random};
+use crate::stream::{open, Bytes};
+use crate::{pool, with_width};
 
 const DTYPES: [&str; 10] = [
     "U8", "F8_E4M3", "F8_E5M2", "BF16", "F16", "I16", "F32", "U32", "F64", "I64",
@@ -125,5 +127,58 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         assert_eq!(&case.new, a);
         assert_eq!(&case.new, b);
     }
+    by_partition(&cases, &bytes);
     Ok(())
+}
+
+/// The same tensors packed from partitions: the same bytes where comparing takes classes too, and in any
+/// case the same result.
+fn by_partition(cases: &[Case], compared: &[u8]) {
+    let mut writer = begin(cases, Profile::Compact);
+    for (i, case) in cases.iter().enumerate() {
+        let width = case.entry.width;
+        with_width!(width, W => add_partitions::<W>(&mut writer, i as u32, case));
+    }
+    let (bytes, _) = writer.finish().expect("an index");
+    let [delta, other] = [&bytes, compared].map(|b| open(b).expect("a good delta"));
+    let states = |d: &Delta<Bytes<'_>>| (d.index.base_state, d.index.result_state);
+    assert_eq!(states(&delta), states(&other));
+    assert_eq!(delta.index.changed, other.index.changed);
+    let chunk = |d: &Delta<Bytes<'_>>, i| d.chunk(i).expect("a good delta");
+    let is_class = |i| chunk(&other, i).header.positions.0 == PositionCodec::Classes;
+    let same_profile = other.header.profile == delta.header.profile;
+    if same_profile && (0..other.index.chunks.len()).all(is_class) {
+        assert_eq!(bytes, compared);
+    }
+    let mut state: Vec<Vec<u8>> = cases.iter().map(|c| c.base.clone()).collect();
+    for i in 0..delta.index.chunks.len() {
+        let chunk = chunk(&delta, i);
+        let t = chunk.header.tensor as usize;
+        let (rows, row) = cases[t].rows();
+        let target = Target::new(&mut state[t], rows, row).expect("sizes agree");
+        assert!(apply::apply_chunk(&chunk, &delta.header.tensors, target).expect("its base"));
+    }
+    assert!(cases.iter().zip(&state).all(|(case, now)| case.new == *now));
+}
+
+fn add_partitions<W: Word>(writer: &mut Writer<Vec<u8>>, tensor: u32, case: &Case) {
+    let pair = case.pair(tensor);
+    let mut digests = [case.entry.start(); 2];
+    let mut partitions = Vec::new();
+    for tile in 0..case.entry.tiles() {
+        let (partition, sums) = writer.partition::<W>(&pair, tile).expect("sizes agree");
+        digests = [0, 1].map(|side| digests[side].plus(sums[side]));
+        partitions.extend(partition.map(|p| (tile, p, sums[1].lanes[0])));
+    }
+    let items: Vec<_> = partitions
+        .iter()
+        .map(|(tile, partition, result)| Partitioned {
+            tile: *tile,
+            partition,
+            result: *result,
+        })
+        .collect();
+    writer
+        .add_partitions(tensor, digests, &items)
+        .expect("partitions of the writer's own");
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{criterion_group, criterion_main, BenchmarkGroup, Criterion, Throughput};
-use deltawire_kernels::classes::{ranks, select, ClassMap};
-use deltawire_kernels::{digest, scan, Block, Matrix, MixKey, Target};
+use deltawire_kernels::classes::{ranks, ClassMap, Part, Progress, Selector};
+use deltawire_kernels::{compare, digest, scan, Block, Matrix, MixKey, Target};
 use policy::{policy, COLS, ROWS};
 
 /// Rows of a tile: of the size that a writer cuts as a rule.
@@ -44,9 +44,18 @@ struct Tile {
     classes: Vec<u8>,
     /// Changes of each class.
     counts: Vec<u32>,
-    /// Where the ranks of each class begin.
-    places: Vec<u32>,
+    /// Ranks in the order of the positions, and class after class.
     ranks: Vec<u32>,
+    sorted: Vec<u32>,
+}
+
+fn part<'a>(base: &'a Matrix<'a>, block: &Block) -> Part<'a> {
+    Part {
+        matrix: base,
+        block: *block,
+        map: BF16,
+        rows: &[],
+    }
 }
 
 fn located(base: &Matrix<'_>, new: &Matrix<'_>, block: Block) -> Tile {
@@ -61,28 +70,24 @@ fn located(base: &Matrix<'_>, new: &Matrix<'_>, block: Block) -> Tile {
     for &class in &classes {
         counts[usize::from(class)] += 1;
     }
-    let mut places = vec![0; counts.len()];
-    for i in 1..places.len() {
-        places[i] = places[i - 1] + counts[i - 1];
-    }
-    let mut found = vec![0; positions.len()];
+    let mut found = Vec::new();
+    let mut progress = Progress::default();
     ranks::<u16>(
-        base,
-        &block,
-        &BF16,
-        &[],
+        &part(base, &block),
+        &mut progress,
         &positions,
         &classes,
-        &mut places.clone(),
         &mut found,
     );
+    let mut pairs: Vec<(u8, u32)> = classes.iter().copied().zip(found.iter().copied()).collect();
+    pairs.sort_unstable();
     Tile {
         block,
         positions,
         classes,
         counts,
-        places,
         ranks: found,
+        sorted: pairs.into_iter().map(|p| p.1).collect(),
     }
 }
 
@@ -97,6 +102,20 @@ fn dense(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, new: &Matr
             }
         });
     });
+    group.bench_function("scan and digest", |b| {
+        b.iter(|| {
+            for block in tiles() {
+                positions.clear();
+                black_box(compare::differing::<u16>(
+                    KEY,
+                    base,
+                    new,
+                    &block,
+                    &mut positions,
+                ));
+            }
+        });
+    });
     let whole = base.whole();
     group.bench_function("digest", |b| b.iter(|| digest::block(KEY, base, &whole)));
     group.bench_function("digest lane 0", |b| {
@@ -106,22 +125,21 @@ fn dense(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, new: &Matr
 
 fn classes(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, located: &[Tile]) {
     let mut out = Vec::new();
+    let mut progress = Progress::default();
     group.bench_function("class ranks", |b| {
         b.iter(|| {
             for tile in located {
-                out.resize(tile.positions.len(), 0);
-                let mut places = tile.places.clone();
+                out.clear();
+                progress.restart();
+                let part = part(base, &tile.block);
                 ranks::<u16>(
-                    base,
-                    &tile.block,
-                    &BF16,
-                    &[],
+                    &part,
+                    &mut progress,
                     &tile.positions,
                     &tile.classes,
-                    &mut places,
                     &mut out,
                 );
-                black_box(&out);
+                assert_eq!(black_box(&out).len(), tile.ranks.len());
             }
         });
     });
@@ -129,20 +147,13 @@ fn classes(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, located:
     group.bench_function("select", |b| {
         b.iter(|| {
             for tile in located {
-                positions.clear();
-                order.clear();
-                let all = select::<u16>(
-                    base,
-                    &tile.block,
-                    &BF16,
-                    &[],
-                    &tile.counts,
-                    &tile.ranks,
-                    &mut positions,
-                    &mut order,
-                );
-                assert!(all);
-                black_box((&positions, &order));
+                progress.restart();
+                let (counts, sorted) = (&tile.counts, &tile.sorted);
+                let mut selector =
+                    Selector::new(counts.len(), counts, sorted, &mut positions, &mut order);
+                selector.next::<u16>(&part(base, &tile.block), &mut progress);
+                assert!(selector.is_complete());
+                black_box(&positions);
             }
         });
     });

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(differing::<W>(KEY, &a, &b, block, &mut got), sum);
         assert_eq!(got, expected);
         if let (Some(x), Some(y)) = (a.contiguous(block), b.contiguous(block)) {
-            if block.bytes % 8 == 0 {
+            if block.bytes.is_multiple_of(8) {
                 let j0 = (block.row * width.div_ceil(8) + block.byte / 8) as u64;
                 let twin = |run: &dyn Fn(&mut Vec<u32>) -> Digest| {
                     let mut got = vec![];

@@ -123,8 +123,10 @@ def chunks(m: Maker) -> Iterator[Bad]:
     for bits, claim in ((32, 1 << 32), (64, (1 << 64) - 1)):
         for field in ("tensor", "tile", "changes"):
             # The index cannot say it, so a reader by range stops there.
-            yield Bad(f"f10-{field}-{bits}-bits", "F10", f"a {field} of {claim}",
-                      m.chunk(**{field: claim}), "from chunk 0")  # fmt: skip
+            parts = m.parts()
+            parts.chunks[0][field] = claim
+            yield Bad(f"f10-{field}-{bits}-bits", "F10", f"a {field} of {claim}", parts,
+                      "from chunk 0")  # fmt: skip
     yield Bad("f10-tensor", "F10", "a tensor behind the table", m.chunk(tensor=1),
               "from chunk 0")  # fmt: skip
     yield Bad("f10-tensor-4g", "F10", "tensor 2^32 - 1", m.chunk(tensor=(1 << 32) - 1),

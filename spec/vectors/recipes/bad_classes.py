@@ -188,14 +188,12 @@ def parameters(m: Maker) -> Iterator[Bad]:
         yield one(
             f"f26-{name}", f"a step of {'+' if sign else '-'}{size} in 16 bits", stream, "F26"
         )
-    for bits, dtype in ((8, "i8"), (32, "f32"), (64, "i64")):
+    for bits, pair in ((8, "dtype-i8"), (32, "long"), (64, "dtype-i64")):
         for sign, size in ((1, 1 << (bits - 1)), (0, (1 << (bits - 1)) + 1)):
-            parts = m.parts(f"dtype-{dtype}", BY_CLASS)
             stream = made(one_class(sizes=2), run(0), raw(sign, 1), run(size - 1, q=1))
-            parts.chunks[-1] |= {"values": stream, "changes": 1}
-            yield Bad(f"f26-{dtype}-{'up' if sign else 'down'}", "F26",
-                      f"a step of {'+' if sign else '-'}{size} in {bits} bits", parts,
-                      f"chunk {len(parts.chunks) - 1}", base=f"dtype-{dtype}.base")  # fmt: skip
+            yield Bad(f"f26-{bits}-bits-{'up' if sign else 'down'}", "F26",
+                      f"a step of {'+' if sign else '-'}{size} in {bits} bits",
+                      chunk(m, stream, 1, pair), base=f"{pair}.base")  # fmt: skip
     yield Bad("f13-classes-wrong-base", "F13", "changes by class on another base",
               m.chunk("sparse", BY_CLASS), None, "wrong-base", "mixed.other")  # fmt: skip
     parts = m.chunk("sparse", BY_CLASS)

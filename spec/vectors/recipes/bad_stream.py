@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgpack
 
@@ -52,6 +53,8 @@ def header(m: Maker) -> Iterator[Bad]:
     yield bad("f08-meta-key", "F8", "a meta key that is no string", m.header(meta={1: "a"}))
     yield bad("f08-key-repeated", "F8", "a repeated key",
               m.payload(lambda p: bytes([p[0] + 1]) + p[1:] + b"\xa3run\xa0"))  # fmt: skip
+    yield bad("f08-unknown-key-repeated", "F8", "an unknown key that is repeated",
+              m.payload(lambda p: bytes([p[0] + 2]) + p[1:] + b"\xa1z\xc0" * 2))  # fmt: skip
     yield bad("f08-meta-key-repeated", "F8", "a repeated meta key",
               m.swapped(b"\xa4meta\x80", b"\xa4meta\x82\xa1a\xa0\xa1a\xa0"))  # fmt: skip
     yield bad("f08-trailing", "F8", "a byte behind the map", m.payload(lambda p: p + b"\xc0"))
@@ -105,7 +108,7 @@ def table(m: Maker) -> Iterator[Bad]:
         "f06-tile-cuts-word", "F6", "a tile border inside a digest word", m.table(tile=(6, 6))
     )
 
-    def columns(name: str, threat: str, **fields: object) -> Bad:
+    def columns(name: str, threat: str, **fields: Any) -> Bad:
         return bad(f"f08-{name}", "F8", threat, m.header(**fields))
 
     twice = m.parts()
@@ -208,7 +211,7 @@ def payload_stages(m: Maker) -> Iterator[Bad]:
 
 
 def index(m: Maker) -> Iterator[Bad]:
-    def bad(name: str, threat: str, rule: str = "F19", **fields: object) -> Bad:
+    def bad(name: str, threat: str, rule: str = "F19", **fields: Any) -> Bad:
         return Bad(name, rule, threat, m.index(**fields), "index", base="ragged.base")
 
     parts = m.index()
@@ -218,7 +221,7 @@ def index(m: Maker) -> Iterator[Bad]:
         for i, chunk in enumerate(parts.chunks)
     ]
 
-    def packed(rows: list[tuple[int, int, int]]) -> dict[str, bytes]:
+    def packed(rows: list[tuple[int, int, int]]) -> dict[str, Any]:
         fields = encoder.index_fields(rows, 0, [], None, None)
         return {key: fields[key] for key in ("tensors", "tiles", "lengths")}
 
@@ -281,11 +284,13 @@ def index(m: Maker) -> Iterator[Bad]:
         "f20-base-state", "another base state than in the header", "F20", base_state=bytes(16)
     )
     low = m.index().states["digests"][0]
-    for name, lies in {
-        "result-state": {"result_state": bytes(16)}, "digest": {"digests": [low ^ 1]},
+    lying: dict[str, dict[str, Any]] = {
+        "result-state": {"result_state": bytes(16)},
+        "digest": {"digests": [low ^ 1]},
         "digest-high-bit": {"digests": [low ^ 1 << 31]},
         "both": {"result_state": bytes(16), "digests": [0]},
-    }.items():  # fmt: skip
+    }
+    for name, lies in lying.items():
         yield Bad(f"f20-{name}", "F20", f"the index lies: {', '.join(lies)}", m.index(**lies), None,
                   "wrong-base", "ragged.base")  # fmt: skip
     yield Bad("f20-untouched", "F20", "a target that differs where nothing changes",

@@ -18,7 +18,7 @@ from deltawire_reference.values import PLANES, RAW, STEP
 
 from .states import State
 
-BOTH = {"base_digest": True, "result_digest": True}
+BOTH: dict[str, Any] = {"base_digest": True, "result_digest": True}
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,8 @@ def _classes() -> Iterator[Good]:
             name = f"{dtype.lower()}-{classes}"
             yield good(name, f"changes of {dtype} in {classes} classes", f"classes-{dtype.lower()}",
                        classes=classes)  # fmt: skip
+        yield good(f"law-{dtype.lower()}", f"{dtype} as training changes it",
+                   f"law-{dtype.lower()}", classes=7)  # fmt: skip
     yield good("empty", "classes without elements and without changes", "classes-empty", classes=16)
     for top in (0, 1, 191, 192, 200, 255, 2047):
         yield good(f"top-{top}", f"top {top}: outside of the tile's exponents or among them",

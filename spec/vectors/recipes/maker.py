@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgpack
 
@@ -43,7 +44,7 @@ class Maker:
     def parts(self, name: str = "mixed", options: Options | None = None) -> Parts:
         return parts_of(self.states[f"{name}.base"], self.states[f"{name}.new"], options)
 
-    def chunk(self, name: str = "mixed", options: Options | None = None, **fields: object) -> Parts:
+    def chunk(self, name: str = "mixed", options: Options | None = None, **fields: Any) -> Parts:
         """The first chunk with some fields replaced."""
         parts = self.parts(name, options)
         parts.chunks[0] |= fields
@@ -65,14 +66,14 @@ class Maker:
         parts.chunks[0] |= {"values": stream, "changes": changes}
         return parts
 
-    def table(self, **fields: object) -> Parts:
+    def table(self, **fields: Any) -> Parts:
         """The header's only tensor with some properties replaced."""
         parts = self.parts()
         tensor = Tensor("w", "BF16", 2, (6, 20), (6, 20))
-        parts.header |= encode_columns([replace(tensor, **fields)])  # type: ignore[arg-type]
+        parts.header |= encode_columns([replace(tensor, **fields)])
         return parts
 
-    def header(self, **fields: object) -> Parts:
+    def header(self, **fields: Any) -> Parts:
         parts = self.parts()
         parts.header |= fields
         return parts
@@ -86,7 +87,7 @@ class Maker:
         """The header payload with some bytes replaced."""
         return self.payload(lambda payload: payload.replace(old, new))
 
-    def index(self, **fields: object) -> Parts:
+    def index(self, **fields: Any) -> Parts:
         parts = self.parts("ragged", Options(Coding(), tiles={"w": (3, 6)}))
         parts.index |= fields
         return parts

@@ -111,6 +111,32 @@ def rows_that_differ(pair: Callable[[str, State, State], None]) -> None:
     pair("rows-cut", {"w": v}, {"w": stepped(v, some, 2)})
 
 
+def steps_of_training(pair: Callable[[str, State, State], None]) -> None:
+    """Elements that change as often and as far as their exponents let them."""
+
+    def trained(name: str, dtype: str, shape: tuple[int, ...], span: int, first: int) -> None:
+        """The largest change with p = 2^-``first``, each lower exponent twice as often."""
+        width, (bit, bits) = WIDTHS[dtype], EXPONENTS[dtype]
+        v = spread(name, dtype, shape, span)
+        count = prod(shape)
+        top = (1 << bits) * 3 // 4
+        draws = struct.unpack(f"<{count}I", stream(f"{name} draws", 4 * count))
+        moves = {}
+        for x, draw in enumerate(draws):
+            pattern = int.from_bytes(v.data[x * width : (x + 1) * width], "little")
+            octaves = top - (pattern >> bit & ((1 << bits) - 1)) - first
+            often = min(1 << (16 + min(octaves, 0)), 0xF000)
+            if draw & 0xFFFF < often:
+                far = 1 << max(octaves, 0)
+                size = 1 + (draw >> 17) % far
+                moves[x] = size if draw >> 16 & 1 else -size
+        pair(name, {"w": v}, {"w": stepped(v, moves, width)})
+
+    for dtype in EXPONENTS:
+        trained(f"law-{dtype.lower()}", dtype, (12, 64), 7, 4)
+    trained("law-lanes", "F8_E5M2", (164, 128), 4, 1)
+
+
 NAMES = (
     "layers.0.a", "layers.0.b", "layers.1.a", "layers.10.experts.3.w", "layers.9.experts.127.w",
     "layers.10.a", "0", "00", "a.007.1", "x1", "999999999999999999", "1000000000000000000",
@@ -209,14 +235,14 @@ def all_states() -> dict[str, State]:
     v = weights("text", "F16", (3, 4))
     names = {"слой.вес": v, "重み": v, "a" * 200: v}
     pair("names", names, {k: stepped(x, [i], 2) for i, (k, x) in enumerate(names.items())})
-    moves = (1, -1, 1, 2, -1, 1, -5, 1, 1, 300)
+    far_ones = (1, -1, 1, 2, -1, 1, -5, 1, 1, 300)
     for dtype in EXPONENTS:
         name = f"classes-{dtype.lower()}"
         v = spread(name, dtype, (8, 30))
         some = chosen(f"{name} positions", 240, 250)
         # One byte's steps stay below half of its range.
-        far = {x: moves[i % 10] % (100 if WIDTHS[dtype] == 1 else 1000) if moves[i % 10] > 0
-               else moves[i % 10] for i, x in enumerate(some)}  # fmt: skip
+        far = {x: far_ones[i % 10] % (100 if WIDTHS[dtype] == 1 else 1000) if far_ones[i % 10] > 0
+               else far_ones[i % 10] for i, x in enumerate(some)}  # fmt: skip
         pair(name, {"w": v}, {"w": stepped(v, far, WIDTHS[dtype])})
     v = spread("gaps", "BF16", (8, 30), 5, 3)
     pair("classes-empty", {"w": v}, {"w": stepped(v, chosen("gaps positions", 240, 200), 2)})
@@ -227,11 +253,12 @@ def all_states() -> dict[str, State]:
     pair("classes-cut", {"w": v}, {"w": stepped(v, chosen("cut positions", 154, 300), 2)})
     rows_that_differ(pair)
     numbered_names(pair)
+    steps_of_training(pair)
     # As many changes as coders are for: all of the first 16,384, and some more.
     v = spread("lanes", "F8_E5M2", (20_000,), 9)
     some = [*range(16_384), *chosen("lanes positions", 20_000, 150)[-400:]]
-    moves = (1, -1, 1, -1, 3, -1, 1, 1, -2, 1, -1)
-    pair("lanes", {"w": v}, {"w": stepped(v, {x: moves[x % 11] for x in some}, 1)})
+    small = (1, -1, 1, -1, 3, -1, 1, 1, -2, 1, -1)
+    pair("lanes", {"w": v}, {"w": stepped(v, {x: small[x % 11] for x in some}, 1)})
     # A target that a delta of "mixed" does not fit.
     states["mixed.other"] = {"w": stepped(w, [11], 2)}
     states["sparse.other"] = {"w": stepped(w, [25], 2)}

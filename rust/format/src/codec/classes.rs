@@ -272,7 +272,10 @@ pub fn decode<W: Word>(
     out.classes = bits.take(4) as usize + 1;
     let groups = match bits.take(1) {
         0 => 1,
-        _ => bits.take(3) as usize + 1,
+        _ => match bits.take(3) {
+            0 => return Err(wrong("have one group of rows, said to be several")),
+            more => more as usize + 1,
+        },
     };
     if out.classes * groups > 1 {
         out.top = bits.take(TOP_BITS) as u16;
@@ -351,7 +354,8 @@ fn take_class<W: Word>(
         next = rank.saturating_add(1);
     });
     // They ascend, so the last one is the largest.
-    if next > u64::from(elements) || decoder.is_bad() {
+    decoder.check()?;
+    if next > u64::from(elements) {
         return Err(wrong("have ranks outside the tile"));
     }
     let first = out.steps.len();
@@ -383,7 +387,8 @@ fn take_class<W: Word>(
             };
         }
     });
-    if too_large || decoder.is_bad() {
+    decoder.check()?;
+    if too_large {
         return Err(Error::corrupt("a step is out of range [F26]"));
     }
     Ok(())

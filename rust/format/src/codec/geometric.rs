@@ -141,7 +141,7 @@ pub struct Decoder<'a> {
 }
 
 fn short() -> Error {
-    Error::corrupt("a geometric stream is cut short [F24]")
+    Error::corrupt("a geometric stream is cut short, or has a number out of range [F24]")
 }
 
 impl<'a> Decoder<'a> {
@@ -318,9 +318,12 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// Whether a number was not whole; those read since mean nothing.
-    pub fn is_bad(&self) -> bool {
-        self.bad
+    /// Checks that all numbers were whole; those read since one was not mean nothing.
+    pub fn check(&self) -> Result<()> {
+        if self.bad {
+            return Err(short());
+        }
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ const RANKS: [u8; 48] = [
     4, 5, 5, 6, 6, 7, 8, 8, 9, 10, 11, 11, 12, 13, 14, 15,
 ];
 /// One more than the parameter of the sizes of steps, at the same distances; 0 where all steps are one.
-/// Below them it is one more than three less than the negative distance.
+/// Below them it is two more than the negative distance.
 const SIZES: [u8; 56] = [
     34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 17, 16, 15, 14, 13, 12,
     11, 11, 10, 9, 8, 8, 7, 6, 5, 5, 5, 4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1,

@@ -38,7 +38,7 @@ impl PositionCodec {
         Self::ALL
             .into_iter()
             .find(|c| *c as u8 == id)
-            .ok_or_else(|| Error::corrupt(format!("position codec {id} is reserved [F14]")))
+            .ok_or_else(|| Error::corrupt(format!("position codec {id} is reserved [F2]")))
     }
 
     /// As `inspect` shows it.

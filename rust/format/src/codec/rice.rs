@@ -150,7 +150,9 @@ pub fn decode(
             match escapes {
                 Escapes::Width(_) if q >= ESCAPE => {
                     if q > ESCAPE || low != 0 {
-                        return Err(Error::corrupt("an escape is not in its one form [F2]"));
+                        return Err(Error::corrupt(
+                            "an escape is not in its one form [F2] [F17]",
+                        ));
                     }
                     apart += 1;
                     emit(seen, None)?;

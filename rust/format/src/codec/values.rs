@@ -32,7 +32,7 @@ impl ValueCodec {
         Self::ALL
             .into_iter()
             .find(|c| *c as u8 == id)
-            .ok_or_else(|| Error::corrupt(format!("value codec {id} is reserved [F15]")))
+            .ok_or_else(|| Error::corrupt(format!("value codec {id} is reserved [F2]")))
     }
 
     /// As `inspect` shows it.
@@ -97,10 +97,11 @@ impl<W: Word> Values<W> {
             .extend(order.iter().map(|&at| steps[at as usize]));
     }
 
-    /// Replaces them by steps, which come back in their place.
-    pub(crate) fn swap_steps(&mut self, steps: &mut Vec<W>) {
+    /// Replaces them by steps.
+    pub(crate) fn copy_steps(&mut self, steps: &[W]) {
         self.steps = true;
-        std::mem::swap(&mut self.words, steps);
+        self.words.clear();
+        self.words.extend_from_slice(steps);
     }
 
     /// Bytes of memory held.
@@ -190,7 +191,7 @@ pub fn decode<W: Word>(
         ValueCodec::Raw => {
             if stream.len() != count * W::WIDTH {
                 return Err(Error::corrupt(format!(
-                    "{} bytes of raw values do not hold {count} elements of {} bytes",
+                    "{} bytes of raw values do not hold {count} elements of {} bytes [F15]",
                     stream.len(),
                     W::WIDTH
                 )));
@@ -201,7 +202,7 @@ pub fn decode<W: Word>(
         ValueCodec::Planes => decode_planes(stream, count, &mut out.plane, &mut out.words),
         ValueCodec::Step => decode_steps(stream, count, &mut out.exceptions, &mut out.words),
         ValueCodec::Classes => Err(Error::corrupt(
-            "steps by class behind positions that have none [F14]",
+            "steps by class behind positions that have none [F2]",
         )),
     }
 }
@@ -212,7 +213,7 @@ fn decode_planes<W: Word>(
     scratch: &mut Vec<u8>,
     out: &mut Vec<W>,
 ) -> Result<()> {
-    let short = || Error::corrupt("byte planes are cut short");
+    let short = || Error::corrupt("byte planes are cut short [F15]");
     let mut rest = stream;
     for byte in (0..W::WIDTH).rev() {
         let (head, body) = rest.split_first_chunk::<4>().ok_or_else(short)?;
@@ -227,7 +228,7 @@ fn decode_planes<W: Word>(
         };
         if plane.len() != count {
             return Err(Error::corrupt(format!(
-                "a byte plane holds {} bytes for {count} elements",
+                "a byte plane holds {} bytes for {count} elements [F15]",
                 plane.len()
             )));
         }
@@ -244,7 +245,9 @@ fn decode_planes<W: Word>(
     if rest.is_empty() {
         Ok(())
     } else {
-        Err(Error::corrupt("byte planes do not end with the stream"))
+        Err(Error::corrupt(
+            "byte planes do not end with the stream [F15]",
+        ))
     }
 }
 
@@ -261,7 +264,7 @@ fn decode_steps<W: Word>(
     }
     let (signs, mut rest) = stream.split_at(signs_len);
     if !zero_from(signs, count) {
-        return Err(wrong("have padding that is not zero"));
+        return Err(Error::corrupt("padding behind signs is not zero [F2]"));
     }
     let positive = |i: usize| signs[i / 8] >> (i % 8) & 1 == 1;
     let minus_one = W::default().wrapping_sub(W::from_u64(1));
