@@ -144,7 +144,8 @@ def test_incremental_equals_full(pair: tuple[State, State], options: dict[str, A
     staged.commit()
     assert dw.state_digest(target) == stats.result_state
     for tensor in dw.inspect(sink.getvalue()).tensors:
-        assert tensor.digest == dw.tensor_digests({tensor.name: target[tensor.name]})[tensor.name]
+        whole = dw.tensor_digests({tensor.name: target[tensor.name]})[tensor.name]
+        assert tensor.digest == whole[:4]
 
 
 def lanes(rows: np.ndarray, dtype: str = "BF16") -> tuple[int, int]:

@@ -233,11 +233,12 @@ def test_apply_holds_at_most_256_mib(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", ["spoiled", "replaced"])
 def test_a_large_delta_that_changes_between_stage_and_commit(other: str, tmp_path: Path) -> None:
-    """More changes than a stage keeps: torn at worst, never wrong; the sound delta completes it."""
-    count = 10 << 20
+    """More changes than a stage keeps (160 of 128 MiB): torn at worst, never wrong; the sound delta
+    completes it."""
+    count = 16 << 20
     path = tmp_path / "x.dw"
     new = np.random.default_rng(3).integers(-(1 << 63), 1 << 63, count, np.int64)
-    shape = (10, 1 << 20)
+    shape = (16, 1 << 20)
     old = {"w": np.zeros(shape, np.int64)}
     dw.diff(old, {"w": new.reshape(shape)}, path, profile="fast")
     sound = path.read_bytes()
