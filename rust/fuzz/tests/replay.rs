@@ -66,18 +66,16 @@ fn apply() {
 /// Damage in every byte of some small files, with right checksums.
 #[test]
 fn sealed_with_every_byte_altered() {
+    let kinds = ["good/codec", "good/classes", "made/few", "made/scattered"];
     for (name, data) in corpus() {
-        let kinds = ["good/codec", "good/classes", "made/few", "made/scattered"];
-        if data.len() > 450 || !kinds.iter().any(|kind| name.contains(kind)) {
+        if data.len() > 400 || !kinds.iter().any(|kind| name.contains(kind)) {
             continue;
         }
         for at in 0..data.len() {
-            for bits in [1, 0x80, 0xff] {
-                let mut spoiled = data.clone();
-                spoiled[at] ^= bits;
-                deltawire_fuzz::sealed(&spoiled);
-                deltawire_fuzz::apply(&spoiled);
-            }
+            let mut spoiled = data.clone();
+            spoiled[at] ^= [1, 0x80, 0xff][(at + name.len()) % 3];
+            deltawire_fuzz::sealed(&spoiled);
+            deltawire_fuzz::apply(&spoiled);
         }
     }
 }
