@@ -17,7 +17,7 @@ pub const CLASSES_RECORD: u8 = 4;
 /// Record type of any other chunk.
 pub const RECORD: u8 = 1;
 /// Fewest bytes of a record: type, length, three fields, checksum.
-const MIN_LEN: usize = 5 + CRC_LEN;
+pub(crate) const MIN_LEN: usize = 5 + CRC_LEN;
 
 /// A chunk's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use deltawire_kernels::Digest;
 
 use crate::columns::Columns;
 use crate::error::{Error, Kind, Result};
-use crate::limits::Limits;
-use crate::payload::{pack, payload, unpack, Bin, State, Text, TextMap};
+use crate::limits::{Limits, MAX_DTYPES, MAX_TENSORS};
+use crate::payload::{pack, payload, unpack, Bin, List, State, Text, TextMap};
 use crate::table::Tensor;
 
 /// First bytes of a delta.
@@ -53,9 +53,9 @@ payload!(Payload {
     base_state: Option<State>,
     profile: Text,
     meta: TextMap,
-    names: Vec<Text>,
+    names: List<Text, MAX_TENSORS>,
     numbers: Bin,
-    dtypes: Vec<Text>,
+    dtypes: List<Text, MAX_DTYPES>,
     dtype: Bin,
     rank: Bin,
     shapes: Bin,
@@ -98,9 +98,9 @@ impl Header {
             base_state: self.base_state.map(State),
             profile: Text(self.profile.clone()),
             meta: TextMap(self.meta.clone()),
-            names: columns.names.into_iter().map(Text).collect(),
+            names: List(columns.names.into_iter().map(Text).collect()),
             numbers: Bin(columns.numbers),
-            dtypes: columns.dtypes.into_iter().map(Text).collect(),
+            dtypes: List(columns.dtypes.into_iter().map(Text).collect()),
             dtype: Bin(columns.dtype),
             rank: Bin(columns.rank),
             shapes: Bin(columns.shapes),
@@ -167,15 +167,15 @@ impl Header {
             "header",
         )
         .map_err(at_payload)?;
-        if payload.names.len() as u64 > limits.max_tensors {
-            let message = format!("{} tensors", payload.names.len());
+        if payload.names.0.len() as u64 > limits.max_tensors {
+            let message = format!("{} tensors", payload.names.0.len());
             return Err(at_payload(Error::limit(message)));
         }
         let texts = |list: Vec<Text>| list.into_iter().map(|t| t.0).collect();
         let columns = Columns {
-            names: texts(payload.names),
+            names: texts(payload.names.0),
             numbers: payload.numbers.0,
-            dtypes: texts(payload.dtypes),
+            dtypes: texts(payload.dtypes.0),
             dtype: payload.dtype.0,
             rank: payload.rank.0,
             shapes: payload.shapes.0,

@@ -1,12 +1,15 @@
 //! The index and the trailer: where the chunks are, and the digests of the whole.
 
+use std::ops::Range;
+
 use deltawire_kernels::Digest;
 
 use crate::bits::{put_varint, take_varint, unzigzag, zigzag};
+use crate::chunk::MIN_LEN;
 use crate::error::{Error, Result};
 use crate::header::{seal, u32_at, unseal, CRC_LEN};
-use crate::limits::Limits;
-use crate::payload::{pack, payload, unpack, Bin, State};
+use crate::limits::{Limits, MAX_TENSORS};
+use crate::payload::{pack, payload, unpack, Bin, List, State};
 use crate::table::Tensor;
 
 /// Record type of the index.
@@ -52,7 +55,7 @@ payload!(Payload {
     tensors: Bin,
     tiles: Bin,
     lengths: Bin,
-    digests: Vec<Option<u32>>,
+    digests: List<Option<u32>, MAX_TENSORS>,
     base_state: Option<State>,
     result_state: Option<State>,
 });
@@ -77,7 +80,7 @@ impl Index {
             tensors: Bin(tensors),
             tiles: Bin(tiles),
             lengths: Bin(lengths),
-            digests: self.digests.clone(),
+            digests: List(self.digests.clone()),
             base_state: self.base_state.map(State),
             result_state: self.result_state.map(State),
         };
@@ -132,7 +135,7 @@ impl Index {
             return Err(Error::corrupt("reserved bits of the index are set [F2]"));
         }
         let payload: Payload = unpack(&body[FIXED_LEN..], body[1] == 1, limits, "index")?;
-        let chunks = parse_places(&payload, first_chunk, tensors)?;
+        let chunks = parse_places(&payload, first_chunk..offset, tensors)?;
         let end = chunks
             .last()
             .map_or(first_chunk, |c| c.offset + u64::from(c.length));
@@ -141,14 +144,14 @@ impl Index {
                 "the chunks end at byte {end} [F19]"
             )));
         }
-        if payload.digests.len() != tensors.len() {
-            let (n, m) = (payload.digests.len(), tensors.len());
+        if payload.digests.0.len() != tensors.len() {
+            let (n, m) = (payload.digests.0.len(), tensors.len());
             return Err(Error::corrupt(format!("{n} digests for {m} tensors [F19]")));
         }
         Ok(Self {
             chunks,
             changed: payload.changed,
-            digests: payload.digests,
+            digests: payload.digests.0,
             base_state: payload.base_state.map(|s| s.0),
             result_state: payload.result_state.map(|s| s.0),
         })
@@ -172,14 +175,14 @@ pub(crate) fn sum(mut digests: impl Iterator<Item = Option<Digest>>) -> Option<D
 
 fn parse_places(
     payload: &Payload,
-    first_chunk: u64,
+    range: Range<u64>,
     tensors: &[Tensor],
 ) -> Result<Vec<ChunkPlace>> {
     let mut places: Vec<ChunkPlace> = Vec::new();
     let mut seen = vec![false; tensors.len()];
     let [mut numbers, mut tiles, mut lengths] =
         [&payload.tensors, &payload.tiles, &payload.lengths].map(|column| &column.0[..]);
-    let mut offset = first_chunk;
+    let mut offset = range.start;
     while !numbers.is_empty() {
         let field = |value: Option<u64>| -> Result<u32> {
             value
@@ -196,6 +199,13 @@ fn parse_places(
             Some(skipped)
         })?;
         let length = field(Some(take_varint(&mut lengths)?))?;
+        // Places are believed only as far as there are bytes for their records.
+        let left = range.end.saturating_sub(offset);
+        if (length as usize) < MIN_LEN || u64::from(length) > left {
+            return Err(Error::corrupt(format!(
+                "a chunk of {length} bytes among {left} [F19]"
+            )));
+        }
         check_order(
             places.last().map(|p| (p.tensor, p.tile)),
             (tensor, tile),

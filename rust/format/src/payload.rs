@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::Cursor;
 
 use deltawire_kernels::Digest;
-use serde::de::{self, DeserializeOwned, MapAccess, Visitor};
+use serde::de::{self, DeserializeOwned, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::codec::stage;
@@ -84,6 +84,37 @@ impl<'de> Deserialize<'de> for State {
             .try_into()
             .map_err(|_| de::Error::custom("a state has 16 bytes"))?;
         Ok(Self(Digest::from_bytes(bytes)))
+    }
+}
+
+/// An array of at most `MOST` entries: more are refused before memory is taken for them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(crate) struct List<T, const MOST: usize>(pub(crate) Vec<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for List<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(de: D) -> std::result::Result<Self, D::Error> {
+        struct Entries<T, const MOST: usize>(std::marker::PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for Entries<T, MOST> {
+            type Value = List<T, MOST>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "an array of at most {MOST} entries")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(
+                self,
+                mut seq: A,
+            ) -> std::result::Result<List<T, MOST>, A::Error> {
+                let mut out = Vec::new();
+                while let Some(entry) = seq.next_element()? {
+                    if out.len() == MOST {
+                        return Err(de::Error::invalid_length(MOST + 1, &self));
+                    }
+                    out.push(entry);
+                }
+                Ok(List(out))
+            }
+        }
+        de.deserialize_seq(Entries(std::marker::PhantomData))
     }
 }
 

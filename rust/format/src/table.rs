@@ -100,7 +100,9 @@ impl Tensor {
     /// # Errors
     /// `Kind::Layout` where the parts do not fit together; the message names the rule.
     pub fn new(name: String, dtype: String, shape: Vec<u64>, tile: [u64; 2]) -> Result<Self> {
-        let wrong = |message: String| Error::new(Kind::Layout, message).of(&name);
+        // A name that is too long is not repeated whole.
+        let shown = name.chars().take(200).collect::<String>();
+        let wrong = |message: String| Error::new(Kind::Layout, message).of(&shown);
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return Err(wrong(format!(
                 "a name has 1 to {MAX_NAME_BYTES} bytes [F8]"

@@ -143,6 +143,52 @@ pub(crate) fn compare<T: Word>(
     out
 }
 
+/// Where nearly all elements of a tile become something else, naming the few that stay costs more than
+/// sending them along. `scratch` then holds all elements.
+fn send_whole_if_smaller<T: Word>(
+    profile: Profile,
+    base: &Matrix<'_>,
+    entry: &Tensor,
+    block: &Block,
+    scratch: &mut Scratch<T>,
+    out: &mut EncodedTile,
+) {
+    let elements = block.len() / T::WIDTH;
+    if out.record.len() <= block.len() || scratch.positions.len() == elements {
+        return;
+    }
+    let Scratch {
+        part: all,
+        positions,
+        old,
+        new,
+        encode: encoder,
+        ..
+    } = scratch;
+    all.clear();
+    all.extend(0..elements as u32);
+    old.clear();
+    scan::gather(base, block, all, old);
+    for (&position, &new) in positions.iter().zip(&*new) {
+        old[position as usize] = new;
+    }
+    let changes = TileChanges {
+        tensor: out.tensor,
+        tile: out.tile,
+        elements: elements as u32,
+        order: entry.order(),
+        positions: all,
+        old: None,
+        new: old,
+        result: Some(out.result.lanes[0]),
+    };
+    let record = encode::tile(profile, &changes, None, encoder);
+    if record.len() < out.record.len() {
+        out.changed = elements as u64;
+        out.record = record;
+    }
+}
+
 /// A tile's changes by class, where there are any, and its digests before and after.
 pub(crate) fn partition<T: Word>(
     pair: &Pair<'_>,
@@ -190,9 +236,10 @@ fn finish<T: Word>(
     let Some(place) = entry.tile_box(out.tile) else {
         return;
     };
+    let block = place.block(entry.width);
     let by_class = profile == Profile::Compact;
     if by_class {
-        scratch.classify(base, entry, &place.block(entry.width));
+        scratch.classify(base, entry, &block);
     }
     let Scratch {
         positions,
@@ -214,6 +261,7 @@ fn finish<T: Word>(
         result: Some(out.result.lanes[0]),
     };
     out.record = encode::tile(profile, &changes, by_class.then_some(&*partition), encoder);
+    send_whole_if_smaller(profile, base, entry, &block, scratch, out);
 }
 
 /// A change by tile, element within it, and index among the changes given.

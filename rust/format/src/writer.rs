@@ -11,7 +11,7 @@ use crate::encode::Profile;
 use crate::error::{Error, Kind, Result};
 use crate::header::{check_unique, Header};
 use crate::index::{check_order, encode_trailer, sum, ChunkPlace, Index};
-use crate::limits::Limits;
+use crate::limits::{Limits, MAX_TENSORS};
 use crate::permits::Permits;
 use crate::scratch::Pool;
 use crate::table::Tensor;
@@ -101,6 +101,12 @@ impl<W: Write> Writer<W> {
         pool: Arc<rayon::ThreadPool>,
     ) -> Result<Self> {
         check_unique(&header.tensors)?;
+        if header.tensors.len() > MAX_TENSORS {
+            let n = header.tensors.len();
+            return Err(Error::limit(format!(
+                "{n} tensors, at most {MAX_TENSORS} [F8]"
+            )));
+        }
         let bytes = header.encode(&limits)?;
         sink.write_all(&bytes)?;
         let n = header.tensors.len();

@@ -29,14 +29,16 @@ fn noise(dtype: &str, bytes: usize, share: u64, random: &mut Random) -> Case {
 
 /// Bytes of a file beside what it holds: header, index and trailer of a tensor.
 const FRAME: usize = 256;
+/// Most bytes for each dense byte.
+const MOST: f64 = 1.001;
 
-fn check(dtype: &str, bytes: usize, share: f64, most: f64) {
+fn check(dtype: &str, bytes: usize, share: f64) {
     let mut random = Random(bytes as u64 ^ share.to_bits());
     let case = noise(dtype, bytes, (share * 2f64.powi(32)) as u64, &mut random);
     for profile in Profile::ALL {
         let size = round_trip(&case, profile).len();
         assert!(
-            size as f64 <= bytes as f64 * most + FRAME as f64,
+            size as f64 <= bytes as f64 * MOST + FRAME as f64,
             "{dtype}, {bytes} bytes, {share} of them changed, {}: {size} bytes",
             profile.name()
         );
@@ -48,29 +50,24 @@ fn check(dtype: &str, bytes: usize, share: f64, most: f64) {
 fn random_changes() {
     for (dtype, _) in DTYPES {
         for share in [0.0, 0.5, 1.0] {
-            check(dtype, 64 << 10, share, 1.001);
+            check(dtype, 64 << 10, share);
         }
     }
     for dtype in ["U8", "BF16", "F64"] {
-        check(dtype, 100 << 10, 1.0, 1.001);
+        check(dtype, 100 << 10, 1.0);
         for share in [0.0, 0.5, 1.0] {
-            check(dtype, 1 << 20, share, 1.001);
+            check(dtype, 1 << 20, share);
         }
     }
 }
 
-/// Where a few elements stay as they are among noise, saying which takes up to a bit an element.
+/// Where a few elements stay as they are among noise, they are sent along rather than named.
 #[test]
 fn random_changes_with_gaps() {
-    for (dtype, width) in [
-        ("U8", 1),
-        ("F8_E5M2", 1),
-        ("BF16", 2),
-        ("F32", 4),
-        ("F64", 8),
-    ] {
-        for share in [0.9, 0.94, 0.99, 0.996] {
-            check(dtype, 64 << 10, share, 1.0 + 1.0 / f64::from(8 * width));
+    for dtype in ["U8", "F8_E5M2", "BF16", "F32", "F64"] {
+        for share in [0.9, 0.94, 0.95, 0.99, 0.996] {
+            check(dtype, 64 << 10, share);
+            check(dtype, 1 << 20, share);
         }
     }
 }
