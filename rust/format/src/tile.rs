@@ -15,6 +15,8 @@ use crate::writer::{Found, Pair, Partitioned};
 
 /// Bytes of one side that are compared before they are digested.
 const CACHED_BYTES: usize = 32 << 10;
+/// Bytes by which a chunk may exceed its dense tile before it is thought about.
+const SLACK: usize = 48;
 /// Memory of one tile that is worth keeping.
 const KEPT_BYTES: usize = 2 << 20;
 
@@ -154,7 +156,8 @@ fn send_whole_if_smaller<T: Word>(
     out: &mut EncodedTile,
 ) {
     let elements = block.len() / T::WIDTH;
-    if out.record.len() <= block.len() || scratch.positions.len() == elements {
+    let most = block.len() + block.len() / 2000 + SLACK;
+    if out.record.len() <= most || scratch.positions.len() == elements {
         return;
     }
     let Scratch {
