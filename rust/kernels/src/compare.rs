@@ -4,6 +4,8 @@
 //! the slower of the two.
 
 use crate::digest::{self, Digest, Lanes, MixKey};
+#[cfg(target_arch = "x86_64")]
+use crate::features;
 use crate::matrix::{prefetch, Block, Matrix};
 use crate::scan::{self, GROUP};
 use crate::Word;
@@ -26,7 +28,7 @@ fn run<W: Word>(
     mask_group: impl Fn(&[u8], &[u8]) -> u64,
 ) -> Digest {
     let size = GROUP * W::WIDTH;
-    let mut lanes = Lanes::new(j0);
+    let mut lanes = Lanes::<true>::new(j0);
     let mut masks = [0u64; MASKS];
     let mut at = first;
     for (a, b) in a.chunks(MASKS * size).zip(b.chunks(MASKS * size)) {
@@ -40,7 +42,7 @@ fn run<W: Word>(
             }
             *mask = mask_group(x, y);
             for words in x.chunks_exact(64) {
-                lanes.add(key, words);
+                lanes.add::<u64>(key, words);
             }
         }
         for &mask in &masks[..whole] {
@@ -50,7 +52,7 @@ fn run<W: Word>(
         scan::push_bits(scan::mask_scalar::<W>(rest.0, rest.1), at, out);
         at += (rest.0.len() / W::WIDTH) as u32;
         for words in rest.0.chunks(64) {
-            lanes.add_some(key, words);
+            lanes.add_some::<u64>(key, words);
         }
     }
     lanes.sum()
@@ -102,14 +104,11 @@ fn dispatch<W: Word>(
 ) -> Digest {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512bw")
-        {
-            // SAFETY: the features were just detected (avx512dq implies avx512f).
+        if features::avx512() {
+            // SAFETY: the features were just detected.
             return unsafe { x86::run_avx512::<W>(key, j0, a, b, first, out) };
         }
-        if is_x86_feature_detected!("avx2") {
+        if features::avx2() {
             // SAFETY: the feature was just detected.
             return unsafe { x86::run_avx2::<W>(key, j0, a, b, first, out) };
         }
@@ -179,7 +178,7 @@ mod tests {
                 };
                 twin(&|out| run::<W>(KEY, j0, x, y, 0, out, scan::mask_scalar::<W>));
                 #[cfg(target_arch = "x86_64")]
-                if is_x86_feature_detected!("avx2") {
+                if features::avx2() {
                     // SAFETY: the feature was just detected.
                     twin(&|out| unsafe { x86::run_avx2::<W>(KEY, j0, x, y, 0, out) });
                 }

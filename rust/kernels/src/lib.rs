@@ -14,6 +14,7 @@
 pub mod classes;
 pub mod compare;
 pub mod digest;
+mod features;
 pub mod matrix;
 pub mod ordered;
 pub mod scan;

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Word;
 
+/// Bytes of a part of a block.
+const PART_BYTES: usize = 32 << 10;
 /// Scattered elements are asked for so many before they are needed.
 const AHEAD: usize = 32;
 
@@ -39,6 +41,16 @@ impl Block {
     /// Bytes of the block.
     pub fn len(&self) -> usize {
         self.rows * self.bytes
+    }
+
+    /// The block in parts of some rows each, few enough bytes for what is read again to be in the cache.
+    pub fn parts(self) -> impl Iterator<Item = Self> {
+        let step = (PART_BYTES / self.bytes.max(1)).max(1);
+        (0..self.rows).step_by(step).map(move |first| Self {
+            row: self.row + first,
+            rows: step.min(self.rows - first),
+            ..self
+        })
     }
 
     /// Whether the block has no bytes.
@@ -441,6 +453,31 @@ mod tests {
         let mut memory = [0u8; 8];
         let tiles = Target::new(&mut memory, 1, 8).unwrap().divide(1, 8);
         tiles.take(0).unwrap().store::<u16>(1, &[3], &[1, 1]);
+    }
+
+    #[test]
+    fn parts_follow_one_another() {
+        for (rows, bytes) in [
+            (0, 8),
+            (1, 1 << 20),
+            (1000, 100),
+            (5, PART_BYTES / 2),
+            (7, 0),
+        ] {
+            let block = Block {
+                row: 3,
+                rows,
+                byte: 16,
+                bytes,
+            };
+            let mut row = 3;
+            for part in block.parts() {
+                assert_eq!((part.row, part.byte, part.bytes), (row, 16, bytes));
+                assert!(part.rows > 0 && (part.rows == 1 || part.len() <= PART_BYTES));
+                row += part.rows;
+            }
+            assert_eq!(row, 3 + rows);
+        }
     }
 
     #[test]

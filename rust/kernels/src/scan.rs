@@ -1,6 +1,8 @@
 //! Which elements of two matrices differ, by bits.
 
-use crate::matrix::{Block, Matrix};
+#[cfg(target_arch = "x86_64")]
+use crate::features;
+use crate::matrix::{Block, Divider, Matrix};
 use crate::Word;
 
 /// Elements compared at a time.
@@ -139,11 +141,11 @@ pub(crate) mod x86 {
 fn scan_dispatch<W: Word>(a: &[u8], b: &[u8], first: u32, out: &mut Vec<u32>) {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+        if features::avx512() {
             // SAFETY: the features were just detected.
             return unsafe { x86::scan_avx512::<W>(a, b, first, out) };
         }
-        if is_x86_feature_detected!("avx2") {
+        if features::avx2() {
             // SAFETY: the feature was just detected.
             return unsafe { x86::scan_avx2::<W>(a, b, first, out) };
         }
@@ -181,9 +183,10 @@ pub fn gather<W: Word>(matrix: &Matrix<'_>, block: &Block, positions: &[u32], ou
         return;
     }
     let cols = block.bytes / W::WIDTH;
+    let divider = Divider::new(cols);
     out.extend(positions.iter().map(|&p| {
-        let p = p as usize;
-        W::read(&matrix.row(block, p / cols)[(p % cols) * W::WIDTH..])
+        let row = divider.divide(p) as usize;
+        W::read(&matrix.row(block, row)[(p as usize - row * cols) * W::WIDTH..])
     }));
 }
 
@@ -206,7 +209,7 @@ mod tests {
         scan_dispatch::<W>(a, b, 0, &mut got);
         assert_eq!(got, naive);
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
+        if features::avx2() {
             got.clear();
             // SAFETY: the feature was just detected.
             unsafe { x86::scan_avx2::<W>(a, b, 0, &mut got) };

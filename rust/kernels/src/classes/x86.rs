@@ -5,24 +5,17 @@ use std::arch::x86_64::*;
 use super::{
     class_numbers, walk, ClassMap, Lanes, Masks, Part, Progress, Simd, Visitor, GROUP, MAX_CLASSES,
 };
+use crate::features;
 use crate::Word;
 
 /// Whether the processor has what [`walk_avx512`] needs.
 pub(super) fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512vpopcntdq")
-        && has_avx2()
+    features::avx512() && is_x86_feature_detected!("avx512vpopcntdq") && has_avx2()
 }
 
 /// Whether the processor has what [`walk_avx2`] needs.
 pub(super) fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("bmi1")
-        && is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("popcnt")
+    features::avx2() && features::bits()
 }
 
 #[inline(always)]

@@ -2,12 +2,16 @@
 
 mod change;
 
+#[cfg(target_arch = "x86_64")]
+use crate::features;
 use crate::matrix::{prefetch, Block, Matrix};
 use crate::Word;
 
 use change::Pairs;
 pub use change::{change, change_between, Words};
 
+/// Bytes that memory is asked for before it is used.
+const AHEAD: usize = 8192;
 const G0: u64 = 0x9e37_79b9_7f4a_7c15;
 const G1: u64 = 0xd1b5_4a32_d192_ed03;
 const MA: u64 = 0x9fb2_1c65_1e98_df25;
@@ -107,56 +111,9 @@ pub fn mix(key: MixKey, j: u64, word: u64) -> Digest {
     Digest::new(y0, y1)
 }
 
-/// Sum over consecutive elements of `bytes`, zero-extended to words, from index `j0` on.
-///
-/// With `W = u64` these are plain words. The loop is written for the compiler to vectorise: the
-/// lanes of `LANES` words are independent.
-#[inline(always)]
-fn sum_run<W: Word, const BOTH: bool>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
-    const LANES: usize = 16;
-    let mut sum0 = [0u64; LANES];
-    let mut sum1 = [0u64; LANES];
-    let mut step0 = [0u64; LANES];
-    let mut step1 = [0u64; LANES];
-    for lane in 0..LANES {
-        step0[lane] = j0.wrapping_add(lane as u64).wrapping_mul(G0);
-        step1[lane] = j0.wrapping_add(lane as u64).wrapping_mul(G1);
-    }
-    let groups = bytes.chunks_exact(LANES * W::WIDTH);
-    let rest = groups.remainder();
-    let rest_at = j0.wrapping_add((bytes.len() / (LANES * W::WIDTH) * LANES) as u64);
-    for group in groups {
-        let at = group.as_ptr();
-        for line in 0..(LANES * W::WIDTH).div_ceil(64) {
-            // About 8 KiB ahead.
-            prefetch(at.wrapping_add(64 * line + 8192));
-        }
-        for lane in 0..LANES {
-            let word = W::read(&group[lane * W::WIDTH..]).to_u64();
-            sum0[lane] = sum0[lane].wrapping_add(lane0(key, step0[lane], word));
-            step0[lane] = step0[lane].wrapping_add(G0.wrapping_mul(LANES as u64));
-            if BOTH {
-                sum1[lane] = sum1[lane].wrapping_add(lane1(key, step1[lane], word));
-                step1[lane] = step1[lane].wrapping_add(G1.wrapping_mul(LANES as u64));
-            }
-        }
-    }
-    let mut sum = Digest::default();
-    for lane in 0..LANES {
-        sum = sum.plus(Digest::new(sum0[lane], sum1[lane]));
-    }
-    for (i, element) in rest.chunks_exact(W::WIDTH).enumerate() {
-        let word = W::read(element).to_u64();
-        sum = sum.plus(mix(key, rest_at.wrapping_add(i as u64), word));
-    }
-    if !BOTH {
-        sum.lanes[1] = 0;
-    }
-    sum
-}
-
-/// Both lanes' sums over consecutive words, eight at a time.
-pub(crate) struct Lanes {
+/// Sums over consecutive words, eight at a time: loops for the compiler to vectorise. With `BOTH` false
+/// lane 1 stays zero.
+pub(crate) struct Lanes<const BOTH: bool> {
     sum0: [u64; 8],
     sum1: [u64; 8],
     step0: [u64; 8],
@@ -164,7 +121,7 @@ pub(crate) struct Lanes {
     rest: Digest,
 }
 
-impl Lanes {
+impl<const BOTH: bool> Lanes<BOTH> {
     /// Begins at the word with index `j0`.
     #[inline(always)]
     pub(crate) fn new(j0: u64) -> Self {
@@ -178,25 +135,28 @@ impl Lanes {
         }
     }
 
-    /// Adds the next 64 bytes.
+    /// Adds the next eight elements, each zero-extended to a word.
     #[inline(always)]
-    pub(crate) fn add(&mut self, key: MixKey, words: &[u8]) {
-        for (lane, word) in words.chunks_exact(8).enumerate().take(8) {
-            let word = u64::read(word);
+    pub(crate) fn add<W: Word>(&mut self, key: MixKey, elements: &[u8]) {
+        for (lane, element) in elements.chunks_exact(W::WIDTH).enumerate().take(8) {
+            let word = W::read(element).to_u64();
             self.sum0[lane] = self.sum0[lane].wrapping_add(lane0(key, self.step0[lane], word));
-            self.sum1[lane] = self.sum1[lane].wrapping_add(lane1(key, self.step1[lane], word));
+            if BOTH {
+                self.sum1[lane] = self.sum1[lane].wrapping_add(lane1(key, self.step1[lane], word));
+            }
         }
         self.skip(8);
     }
 
-    /// Adds up to 64 bytes, whole words.
+    /// Adds up to eight.
     #[inline(always)]
-    pub(crate) fn add_some(&mut self, key: MixKey, words: &[u8]) {
-        for (lane, word) in words.chunks_exact(8).enumerate().take(8) {
-            let (y0, y1) = mix_steps(key, self.step0[lane], self.step1[lane], u64::read(word));
+    pub(crate) fn add_some<W: Word>(&mut self, key: MixKey, elements: &[u8]) {
+        for (lane, element) in elements.chunks_exact(W::WIDTH).enumerate().take(8) {
+            let word = W::read(element).to_u64();
+            let (y0, y1) = mix_steps(key, self.step0[lane], self.step1[lane], word);
             self.rest = self.rest.plus(Digest::new(y0, y1));
         }
-        self.skip((words.len() / 8) as u64);
+        self.skip((elements.len() / W::WIDTH) as u64);
     }
 
     #[inline(always)]
@@ -211,8 +171,26 @@ impl Lanes {
     #[inline(always)]
     pub(crate) fn sum(&self) -> Digest {
         let lanes = self.sum0.iter().zip(&self.sum1);
-        lanes.fold(self.rest, |sum, (&y0, &y1)| sum.plus(Digest::new(y0, y1)))
+        let mut sum = lanes.fold(self.rest, |sum, (&y0, &y1)| sum.plus(Digest::new(y0, y1)));
+        if !BOTH {
+            sum.lanes[1] = 0;
+        }
+        sum
     }
+}
+
+/// Sum over consecutive elements of `bytes`, zero-extended to words, from index `j0` on.
+#[inline(always)]
+fn sum_run<W: Word, const BOTH: bool>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
+    let mut lanes = Lanes::<BOTH>::new(j0);
+    let groups = bytes.chunks_exact(8 * W::WIDTH);
+    let rest = groups.remainder();
+    for group in groups {
+        prefetch(group.as_ptr().wrapping_add(AHEAD));
+        lanes.add::<W>(key, group);
+    }
+    lanes.add_some::<W>(key, rest);
+    lanes.sum()
 }
 
 /// Sums what each word changes by: word `i` has index `places[i]` and goes from `old[i]` to `new[i]`.
@@ -262,14 +240,11 @@ macro_rules! dispatch {
     ($run:ident $(<$($generic:tt),+>)?, $($name:ident: $type:ty),+) => {{
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512bw")
-            {
-                // SAFETY: the features were just detected (avx512dq implies avx512f).
+            if features::avx512() {
+                // SAFETY: the features were just detected.
                 return unsafe { x86::avx512::$run$(::<$($generic),+>)?($($name),+) };
             }
-            if is_x86_feature_detected!("avx2") {
+            if features::avx2() {
                 // SAFETY: the feature was just detected.
                 return unsafe { x86::avx2::$run$(::<$($generic),+>)?($($name),+) };
             }
