@@ -12,11 +12,11 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import deltawire as dw
-from data import DataSet, copy_of
+from contenders import Target
+from data import DataSet
 from deltawire.types import Profile
 from measure import CountingSink
 from synth import Decoder, policy_step
@@ -46,22 +46,6 @@ def timed(benchmark: Any, data: DataSet) -> Callable[..., Any]:
     return run
 
 
-class Receiver:
-    """Tensors that are changed in place and set back."""
-
-    def __init__(self, data: DataSet) -> None:
-        self.data = data
-        self.tensors = copy_of(data.base)
-
-    def reset(self) -> None:
-        for name, view in self.data.base.items():
-            np.copyto(self.tensors[name].data, view.data)
-
-    def check(self) -> None:
-        for name, view in self.data.new.items():
-            assert np.array_equal(self.tensors[name].data, view.data), name
-
-
 def delta_of(data: DataSet, profile: Profile) -> bytes:
     sink = io.BytesIO()
     dw.diff(data.base, data.new, sink, profile=profile)
@@ -78,15 +62,15 @@ def test_diff(timed: Callable[..., Any], data: DataSet, profile: Profile) -> Non
 @pytest.mark.parametrize("verify", [True, False], ids=["proven", "unproven"])
 def test_apply(timed: Callable[..., Any], data: DataSet, profile: Profile, verify: bool) -> None:
     """Checks, decoding and the scatter, with and without the proof of the whole state."""
-    delta, receiver = delta_of(data, profile), Receiver(data)
+    delta, receiver = delta_of(data, profile), Target(data)
     timed(lambda: dw.apply(delta, receiver.tensors, verify=verify, threads=1), setup=receiver.reset)
-    receiver.check()
+    receiver.checker(profile)()
 
 
 @PROFILES
 def test_stream_reader(timed: Callable[..., Any], data: DataSet, profile: Profile) -> None:
     """Chunks as they arrive in pieces, each applied at once."""
-    delta, receiver = delta_of(data, profile), Receiver(data)
+    delta, receiver = delta_of(data, profile), Target(data)
 
     def read() -> None:
         reader = dw.StreamReader()
@@ -96,7 +80,7 @@ def test_stream_reader(timed: Callable[..., Any], data: DataSet, profile: Profil
         reader.finish()
 
     timed(read, setup=receiver.reset)
-    receiver.check()
+    receiver.checker(profile)()
 
 
 @PROFILES

@@ -42,7 +42,8 @@ from .errors import (
     WrongVersion,
 )
 from .partition import Partition
-from .stream import Chunk, StreamReader, StreamWriter, diff, inspect
+from .reader import Chunk, StreamReader, inspect
+from .stream import StreamWriter, diff
 from .tensors import TensorView
 from .types import ApplyStats, Changes, DeltaInfo, DeltaStats, Limits, TensorInfo, Tiling
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from . import _native
 from .errors import LayoutMismatch, TargetError, UntrustedDelta
+from .reader import describe
 from .sources import open_delta, placed
-from .stream import Progress, _describe
+from .stream import Progress
 from .tensors import Bytes, TensorView, as_view, require_writable, shared_memory
 from .types import ApplyStats, DeltaInfo, Limits
 
@@ -84,7 +85,7 @@ class Staged:
     def info(self) -> DeltaInfo:
         """All about the delta; reads it once more."""
         with placed(self._path):
-            return _describe(self._delta, self._path)
+            return describe(self._delta, self._path)
 
     def commit(self) -> ApplyStats:
         """Write the changed elements. Costs O(changes); the only time the target is in between.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import DeltawireError, StoreError, UntrustedDelta
-from ..stream import inspect
+from ..reader import inspect
 from .manifest import Manifest, ObjectRef
 
 if TYPE_CHECKING:

@@ -5,15 +5,10 @@ use deltawire_kernels::{digest, scan, Block, Digest, Matrix, MixKey, Word};
 
 use crate::chunk::{Chunk, Locator, Scratch};
 use crate::error::{Error, Kind, Result};
-use crate::scratch::Reusable;
+use crate::scratch::{Reusable, KEPT_BYTES};
 use crate::table::Tensor;
 use crate::with_word;
 use crate::writer::check_matrix;
-
-/// Bytes of a tile that are digested before ranks are looked for in them.
-const CACHED_BYTES: usize = 32 << 10;
-/// Memory of one tile that is worth keeping.
-const KEPT_BYTES: usize = 2 << 20;
 
 /// What a chunk finds in its tile.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +69,18 @@ pub(crate) fn check_chunk<T: Word>(
     both: bool,
     memory: &mut Memory<T>,
 ) -> Result<TileCheck> {
+    chunk.decode(tensors, &mut memory.scratch)?;
+    check_decoded(chunk, tensors, matrix, both, memory)
+}
+
+/// Checks a chunk that is decoded in `memory` already.
+fn check_decoded<T: Word>(
+    chunk: &Chunk,
+    tensors: &[Tensor],
+    matrix: &Matrix<'_>,
+    both: bool,
+    memory: &mut Memory<T>,
+) -> Result<TileCheck> {
     let tensor = chunk.tensor(tensors);
     let block = chunk.tile_box(tensors)?.block(tensor.width);
     let place = |e: Error| e.at(chunk.offset).of(&tensor.name);
@@ -91,17 +98,10 @@ pub(crate) fn check_chunk<T: Word>(
         new,
         words,
     } = memory;
-    chunk.decode(tensors, scratch)?;
     // A few rows at a time, so that ranks are looked for while the digest's memory is in the cache.
-    let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
     let mut now = Digest::default();
     let mut locator = scratch.begin_locating(tensor).map_err(place)?;
-    for first in (0..block.rows).step_by(step) {
-        let part = Block {
-            row: block.row + first,
-            rows: step.min(block.rows - first),
-            ..block
-        };
+    for part in block.parts() {
         now = now.plus(digest_of(tensor.key(), matrix, &part, both));
         if let Some(locator) = &mut locator {
             locator.next(matrix, &part);
@@ -154,7 +154,7 @@ pub(crate) fn check_chunk<T: Word>(
 /// Ranks are located in `base`, the tensor before the chunk.
 ///
 /// # Errors
-/// `WrongBase` where a base is needed and not given, or does not hold the chunk's base digest.
+/// `WrongBase` where a base is needed and not given, or is not the one that the chunk changes.
 pub fn flat_positions(
     chunk: &Chunk,
     tensors: &[Tensor],
@@ -163,9 +163,9 @@ pub fn flat_positions(
     let tensor = chunk.tensor(tensors);
     let place = chunk.tile_box(tensors)?;
     with_word!(tensor.width, T => {
-        let mut scratch = Scratch::<T>::default();
-        chunk.decode(tensors, &mut scratch)?;
-        if scratch.is_by_class() {
+        let mut memory = Memory::<T>::default();
+        chunk.decode(tensors, &mut memory.scratch)?;
+        if memory.scratch.is_by_class() {
             let wrong = |message: &str| {
                 Error::new(Kind::WrongBase, message).at(chunk.offset).of(&tensor.name)
             };
@@ -173,14 +173,13 @@ pub fn flat_positions(
                 wrong("positions are ranks within exponent classes; give the base to locate them")
             })?;
             check_matrix(tensor, base)?;
-            let mut memory = Memory { scratch, ..Memory::default() };
-            if !check_chunk(chunk, tensors, base, false, &mut memory)?.apply {
+            if !check_decoded(chunk, tensors, base, false, &mut memory)?.apply {
                 return Err(wrong("the tensor has the result already; positions need the base"));
             }
-            scratch = memory.scratch;
-            scratch.positions.sort_unstable();
+            memory.scratch.positions.sort_unstable();
         }
-        Ok(scratch
+        Ok(memory
+            .scratch
             .positions
             .iter()
             .map(|&p| {

@@ -13,7 +13,7 @@ use crate::table::Tensor;
 const FEW: usize = 24;
 /// Changes that tell which classes suit a tile.
 const SAMPLE: usize = 512;
-/// Fewest changes of a tile, and of a row of it on average, whose rows are worth groups.
+/// Fewest changes of a tile whose rows are worth groups.
 const FEW_FOR_GROUPS: usize = 512;
 /// Bits that a group's parameters take, about, in 2^-16.
 const GROUP_COST: u64 = 160 << 16;
@@ -29,7 +29,7 @@ pub struct Classifier {
     /// Class and rank of each change, in the order of the positions.
     classes: Vec<u8>,
     ranks: Vec<u32>,
-    /// Rows of the tile, and changes, whose ranks are counted.
+    /// Rows of the tile whose changes are counted.
     rows: usize,
     progress: Progress,
     exponents: Vec<u32>,

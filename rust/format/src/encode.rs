@@ -184,14 +184,11 @@ fn choose<W: Word>(
     partition: Option<&Partition<W>>,
     scratch: &mut classes::Scratch,
 ) -> (Part<PositionCodec>, Part<ValueCodec>) {
-    let others = || {
-        (
+    let Some(partition) = partition.filter(|_| relative_to(profile, tile).is_some()) else {
+        return (
             encode_positions(profile, tile.positions, tile.elements),
             encode_values(profile, tile),
-        )
-    };
-    let Some(partition) = partition.filter(|_| relative_to(profile, tile).is_some()) else {
-        return others();
+        );
     };
     let by_class = (
         with(PositionCodec::Classes, |out| {

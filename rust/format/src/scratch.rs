@@ -3,6 +3,9 @@
 use std::any::Any;
 use std::sync::{Mutex, PoisonError};
 
+/// Memory of one tile that is worth keeping.
+pub(crate) const KEPT_BYTES: usize = 2 << 20;
+
 /// Lends values of any type, and takes them back for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {

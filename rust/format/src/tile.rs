@@ -1,7 +1,8 @@
 //! One tile of one tensor: comparing it, digesting it, and encoding its changes.
 
+use deltawire_kernels::compare::differing;
 use deltawire_kernels::digest::Words;
-use deltawire_kernels::{compare as kernel, digest, scan, Block, Digest, Matrix, Word};
+use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
 
 use crate::classify::{Changes, Classifier};
 use crate::codec::classes::GROUPED_COLS;
@@ -9,16 +10,12 @@ use crate::codec::{classes, Partition};
 use crate::encode::{self, Profile, TileChanges};
 use crate::error::{Error, Kind, Result};
 use crate::permits::Permits;
-use crate::scratch::{Pool, Reusable};
+use crate::scratch::{Pool, Reusable, KEPT_BYTES};
 use crate::table::Tensor;
 use crate::writer::{Found, Pair, Partitioned};
 
-/// Bytes of one side that are compared before they are digested.
-const CACHED_BYTES: usize = 32 << 10;
 /// Bytes by which a chunk may exceed its dense tile before it is thought about.
 const SLACK: usize = 48;
-/// Memory of one tile that is worth keeping.
-const KEPT_BYTES: usize = 2 << 20;
 
 /// What all tiles of a writer share.
 pub(crate) struct Work<'a> {
@@ -92,18 +89,12 @@ fn scan_tile<T: Word>(
     classifier.restart();
     let (key, base) = (entry.key(), &pair.base);
     // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
-    let step = (CACHED_BYTES / block.bytes.max(1)).max(1);
-    for first in (0..block.rows).step_by(step) {
-        let part = Block {
-            row: block.row + first,
-            rows: step.min(block.rows - first),
-            ..block
-        };
+    for part in block.parts() {
         part_positions.clear();
-        let digest = kernel::differing::<T>(key, base, &pair.new, &part, part_positions);
+        let digest = differing::<T>(key, base, &pair.new, &part, part_positions);
         scan::gather(base, &part, part_positions, old);
         scan::gather(&pair.new, &part, part_positions, new);
-        let end = first + part.rows;
+        let first = part.row - block.row;
         let change = digest::change_between::<T>(key, base, &pair.new, &part, part_positions);
         out.base = out.base.plus(digest);
         out.result = out.result.plus(digest).plus(change);
@@ -117,7 +108,7 @@ fn scan_tile<T: Word>(
                 positions,
                 old,
             };
-            classifier.add(&changes, end);
+            classifier.add(&changes, first + part.rows);
         }
     }
 }
@@ -390,9 +381,13 @@ pub(crate) fn check_partition<W: Word>(entry: &Tensor, item: &Partitioned<'_, W>
 }
 
 /// Encodes a partition that was checked. The tile's digests count for nothing; the tensor's are known.
-pub(crate) fn partitioned<W: Word>(tensor: u32, item: &Partitioned<'_, W>) -> EncodedTile {
+pub(crate) fn partitioned<W: Word>(
+    tensor: u32,
+    item: &Partitioned<'_, W>,
+    scratch: &mut classes::Scratch,
+) -> EncodedTile {
     let mut out = EncodedTile::new(tensor, item.tile);
     out.changed = item.partition.ranks.len() as u64;
-    out.record = encode::partition(tensor, item, &mut classes::Scratch::default());
+    out.record = encode::partition(tensor, item, scratch);
     out
 }

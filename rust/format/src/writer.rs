@@ -6,7 +6,7 @@ use std::sync::Arc;
 use deltawire_kernels::{Digest, Matrix, Word};
 use rayon::prelude::*;
 
-use crate::codec::Partition;
+use crate::codec::{classes, Partition};
 use crate::encode::Profile;
 use crate::error::{Error, Kind, Result};
 use crate::header::{check_unique, Header};
@@ -313,28 +313,24 @@ impl<W: Write> Writer<W> {
         digests: [Digest; 2],
         partitions: &[Partitioned<'_, T>],
     ) -> Result<()> {
-        let known = self.header.tensors.get(tensor as usize);
-        if let Some(entry) = known {
-            let mut last = None;
-            for item in partitions {
-                let check = || -> Result<()> {
-                    if last.is_some_and(|last| item.tile <= last) {
-                        return Err(Error::new(Kind::Layout, "tiles must ascend"));
-                    }
-                    if !self.profile.is_relative() {
-                        let message = "the overwrite profile has no base for classes";
-                        return Err(Error::new(Kind::Layout, message));
-                    }
-                    tile::check_partition(entry, item)
-                };
-                check().map_err(|e| e.of(&entry.name))?;
-                last = Some(item.tile);
-            }
-        }
-        self.check_new(tensor)?;
-        self.digests[tensor as usize] = Some(digests);
+        let entry = self.check_new(tensor)?;
+        let wrong = |message: &str| Error::new(Kind::Layout, message);
+        let mut last = None;
         for item in partitions {
-            self.write_tile(tile::partitioned(tensor, item))?;
+            let check = if last.is_some_and(|last| item.tile <= last) {
+                Err(wrong("tiles must ascend"))
+            } else if !self.profile.is_relative() {
+                Err(wrong("the overwrite profile has no base for classes"))
+            } else {
+                tile::check_partition(&entry, item)
+            };
+            check.map_err(|e| e.of(&entry.name))?;
+            last = Some(item.tile);
+        }
+        self.digests[tensor as usize] = Some(digests);
+        let mut scratch = classes::Scratch::default();
+        for item in partitions {
+            self.write_tile(tile::partitioned(tensor, item, &mut scratch))?;
         }
         Ok(())
     }

@@ -190,7 +190,7 @@ impl Writer {
         self.work(py, |w| w.add_found(&found))
     }
 
-    /// Changes of one tile by class as parts (None: no change), and its digests before and after.
+    /// Changes of one tile by class as parts (None: no change), and lane 0 of its digest after them.
     fn partition<'py>(
         &self,
         py: Python<'py>,
@@ -198,7 +198,7 @@ impl Writer {
         tile: u32,
         base: &Bound<'_, PyAny>,
         new: &Bound<'_, PyAny>,
-    ) -> PyResult<(Option<PartsOut<'py>>, [u8; 16], [u8; 16])> {
+    ) -> PyResult<(Option<PartsOut<'py>>, u64)> {
         let inner = self.inner.as_ref().ok_or_else(gone)?;
         let (base, new) = (ByteMatrix::new(base)?, ByteMatrix::new(new)?);
         let pair = Pair {
@@ -209,18 +209,18 @@ impl Writer {
         let width = inner.tensors().get(tensor as usize).map_or(1, |t| t.width);
         with_word!(width, W => {
             let found = py.detach(|| inner.partition::<W>(&pair, tile));
-            let (found, [before, after]) = found.map_err(|e| to_python(py, e))?;
+            let (found, [_, after]) = found.map_err(|e| to_python(py, e))?;
             let parts = found.map(|p| to_parts(py, &p));
-            Ok((parts, before.to_bytes(), after.to_bytes()))
+            Ok((parts, after.lanes[0]))
         })
     }
 
-    /// Tiles of a tensor, and its start value.
-    fn tiles(&self, tensor: usize) -> PyResult<(u32, [u8; 16])> {
+    /// Tiles of a tensor.
+    fn tiles(&self, tensor: usize) -> PyResult<u32> {
         let inner = self.inner.as_ref().ok_or_else(gone)?;
         let entry = inner.tensors().get(tensor);
         let entry = entry.ok_or_else(|| PyValueError::new_err("no such tensor"))?;
-        Ok((entry.tiles(), entry.start().to_bytes()))
+        Ok(entry.tiles())
     }
 
     /// Writes partitions (tile, parts, lane 0 after) of a tensor with these digests.

@@ -221,7 +221,7 @@ fn put_rows(
     }
     for (i, &group) in rows.iter().enumerate() {
         let group = usize::from(group);
-        encoder.choice(starts[group], shares[group].into(), i % lanes);
+        encoder.symbol(starts[group], shares[group].into(), i % lanes);
     }
 }
 

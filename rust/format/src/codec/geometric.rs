@@ -41,8 +41,9 @@ impl Encoder {
         self.raw.clear();
     }
 
+    /// Appends a symbol with these slots.
     #[inline(always)]
-    fn symbol(&mut self, start: u32, slots: u32, lane: usize) {
+    pub fn symbol(&mut self, start: u32, slots: u32, lane: usize) {
         self.symbols.push(start | slots << 12 | (lane as u32) << 28);
     }
 
@@ -50,11 +51,6 @@ impl Encoder {
     #[inline(always)]
     pub fn raw(&mut self, value: u64, bits: u32) {
         self.raw.put(value, bits);
-    }
-
-    /// Appends one of several symbols with these slots.
-    pub fn choice(&mut self, start: u32, slots: u32, lane: usize) {
-        self.symbol(start, slots, lane);
     }
 
     /// Appends bits through a coder, low bits first.

@@ -151,15 +151,10 @@ fn fit(sums: &[Sums], classes: &mut [Class]) -> u8 {
             .map(|(k, s)| cost(law::ranks(distance - offset(k)), s.count, s.gaps))
             .sum()
     };
-    // The largest classes say where the minimum is.
-    let mut guesses: Vec<i32> = filled()
-        .map(|(k, s)| i32::from(best(s)) + offset(k))
-        .collect();
-    guesses.sort_unstable();
-    let (low, high) = match (guesses.first(), guesses.last()) {
-        (Some(low), Some(high)) => ((low - 4).clamp(0, 255), (high + 4).clamp(0, 255)),
-        _ => (0, 0),
-    };
+    // Each class by itself has its best first distance; that of all lies among them.
+    let guesses = || filled().map(|(k, s)| i32::from(best(s)) + offset(k));
+    let low = guesses().min().unwrap_or(0).saturating_sub(4).clamp(0, 255);
+    let high = guesses().max().unwrap_or(0).saturating_add(4).clamp(0, 255);
     let first = (low..=high).min_by_key(|&d| price(d)).unwrap_or(0);
     for (k, (sum, class)) in sums.iter().zip(classes).enumerate() {
         class.count = sum.count as u32;
@@ -176,7 +171,7 @@ fn fit(sums: &[Sums], classes: &mut [Class]) -> u8 {
     first as u8
 }
 
-/// Whether the differences from the law are worth writing, and what they save.
+/// Whether writing the differences from the law costs less than they save.
 fn worth<'a>(
     classes: impl Iterator<Item = (&'a Sums, u8, u8)>,
     price: impl Fn(u8, &Sums) -> u64,

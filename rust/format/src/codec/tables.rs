@@ -21,7 +21,9 @@ const FRACTIONS: [u64; 8] = [
 ];
 /// Slots of a table, as a power of two.
 pub const SLOT_BITS: u32 = 12;
+/// Slots of a table.
 pub(super) const SLOTS: u32 = 1 << SLOT_BITS;
+
 /// How numbers with one parameter are coded.
 #[derive(Debug)]
 pub struct Table {

@@ -99,13 +99,15 @@ pub struct Case {
     pub new: Vec<Vec<u8>>,
 }
 
+fn row_bytes(tensor: &Tensor) -> usize {
+    tensor.cols as usize * usize::from(tensor.width)
+}
+
 pub fn matrices<'a>(tensors: &[Tensor], bytes: &'a [Vec<u8>]) -> Vec<Matrix<'a>> {
     tensors
         .iter()
         .zip(bytes)
-        .map(|(t, b)| {
-            Matrix::new(b, t.rows as usize, t.cols as usize * usize::from(t.width)).unwrap()
-        })
+        .map(|(t, b)| Matrix::new(b, t.rows as usize, row_bytes(t)).unwrap())
         .collect()
 }
 
@@ -113,9 +115,7 @@ pub fn targets<'a>(tensors: &[Tensor], bytes: &'a mut [Vec<u8>]) -> Vec<Target<'
     tensors
         .iter()
         .zip(bytes)
-        .map(|(t, b)| {
-            Target::new(b, t.rows as usize, t.cols as usize * usize::from(t.width)).unwrap()
-        })
+        .map(|(t, b)| Target::new(b, t.rows as usize, row_bytes(t)).unwrap())
         .collect()
 }
 
