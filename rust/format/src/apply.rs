@@ -58,7 +58,8 @@ pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], mut target: Target<'_>) ->
         let check = check_chunk(chunk, tensors, &target.as_matrix(), false, &mut memory)?;
         if check.apply {
             let tiles = divide(tensor, target);
-            write_chunk(tensor, &mut tile_of(chunk, tensor, &tiles)?, &memory.scratch);
+            let mut tile = tile_of(chunk, tensor, &tiles)?;
+            tile.update::<T>(&memory.scratch.positions, |i, _| memory.new[i]);
         }
         Ok(check.apply)
     })

@@ -1,9 +1,10 @@
 //! Checking a chunk against the tile that it would change.
 
 use deltawire_kernels::digest::Words;
+use deltawire_kernels::ordered::advance;
 use deltawire_kernels::{digest, scan, Block, Digest, Matrix, MixKey, Word};
 
-use crate::chunk::{Chunk, Locator, Scratch};
+use crate::chunk::{Chunk, Places, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::scratch::{Reusable, KEPT_BYTES};
 use crate::table::Tensor;
@@ -24,14 +25,16 @@ pub(crate) struct TileCheck {
 #[derive(Default)]
 pub(crate) struct Memory<W> {
     pub(crate) scratch: Scratch<W>,
-    pub(crate) old: Vec<W>,
+    /// What the elements become, in the order of the positions.
     pub(crate) new: Vec<W>,
     pub(crate) words: Words,
+    part: Vec<u32>,
+    old: Vec<W>,
 }
 
 impl<W: Word> Reusable for Memory<W> {
     fn keep(&self) -> bool {
-        self.scratch.held() + W::WIDTH * (self.old.capacity() + self.new.capacity()) < KEPT_BYTES
+        self.scratch.held() + W::WIDTH * self.new.capacity() < KEPT_BYTES
     }
 }
 
@@ -94,17 +97,45 @@ fn check_decoded<T: Word>(
     };
     let Memory {
         scratch,
-        old,
         new,
         words,
+        part: places,
+        old,
     } = memory;
-    // A few rows at a time, so that ranks are looked for while the digest's memory is in the cache.
-    let mut now = Digest::default();
-    let mut locator = scratch.begin_locating(tensor).map_err(place)?;
+    let (key, order) = (tensor.key(), tensor.order());
+    let cols = (block.bytes / T::WIDTH) as u32;
+    let (mut now, mut change) = (Digest::default(), Digest::default());
+    new.clear();
+    // A few rows at a time, so that all but the digest finds their memory in the cache.
+    let mut listed = scratch.places(tensor).map_err(place)?;
     for part in block.parts() {
-        now = now.plus(digest_of(tensor.key(), matrix, &part, both));
-        if let Some(locator) = &mut locator {
-            locator.next(matrix, &part);
+        now = now.plus(digest_of(key, matrix, &part, both));
+        let begun = new.len();
+        let first = (part.row - block.row) as u32 * cols;
+        places.clear();
+        old.clear();
+        match &mut listed {
+            Places::Ranks(locator) => {
+                locator.next(matrix, &part);
+                let (positions, steps) = locator.since(begun);
+                places.extend(positions.iter().map(|p| p - first));
+                scan::gather(matrix, &part, places, old);
+                let pairs = old.iter().zip(steps);
+                new.extend(pairs.map(|(&old, step)| advance(old, step, order)));
+            }
+            Places::Listed(positions, values) => {
+                let end = first + part.rows as u32 * cols;
+                let left = &positions[begun..];
+                let count = left.partition_point(|&p| p < end);
+                places.extend(left[..count].iter().map(|p| p - first));
+                scan::gather(matrix, &part, places, old);
+                let pairs = old.iter().enumerate();
+                new.extend(pairs.map(|(i, &old)| values.resolve(begun + i, old, order)));
+            }
+        }
+        if !places.is_empty() {
+            let changes = (&places[..], &new[begun..]);
+            change = change.plus(change_of(key, matrix, &part, changes, both, words));
         }
     }
     if chunk.header.result == Some(now.lanes[0]) {
@@ -117,22 +148,14 @@ fn check_decoded<T: Word>(
     if chunk.header.base.is_some_and(|base| base != now.lanes[0]) {
         return Err(neither());
     }
-    let located = locator.map_or(Ok(()), Locator::finish);
+    let located = match listed {
+        Places::Ranks(locator) => locator.check(),
+        Places::Listed(..) => Ok(()),
+    };
     located.map_err(|e| match chunk.header.base {
         Some(_) => place(e),
         None => neither(),
     })?;
-    old.clear();
-    scan::gather(matrix, &block, &scratch.positions, old);
-    let order = tensor.order();
-    new.clear();
-    new.extend(
-        old.iter()
-            .enumerate()
-            .map(|(i, &old)| scratch.values.resolve(i, old, order)),
-    );
-    let changes = (&scratch.positions[..], &new[..]);
-    let change = change_of(tensor.key(), matrix, &block, changes, both, words);
     match chunk.header.result {
         Some(result) if now.plus(change).lanes[0] != result => match chunk.header.base {
             // Its base was there, so the chunk itself is wrong.

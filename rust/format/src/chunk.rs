@@ -67,6 +67,14 @@ pub struct Scratch<W> {
     progress: Progress,
 }
 
+/// Where the changes of a decoded chunk are.
+pub enum Places<'s, W> {
+    /// At these ascending positions, with these values.
+    Listed(&'s [u32], &'s Values<W>),
+    /// At ranks, to be found in the base.
+    Ranks(Locator<'s, W>),
+}
+
 /// Positions of a chunk's ranks, being found in a tile part by part.
 pub struct Locator<'s, W> {
     map: ClassMap,
@@ -91,16 +99,38 @@ impl<W: Word> Locator<'_, W> {
         self.row = end;
     }
 
+    /// How many positions were found.
+    pub fn found(&self) -> usize {
+        self.selector.found()
+    }
+
+    /// Positions found after the first `from` ones, and the step of each.
+    pub fn since(&self, from: usize) -> (&[u32], impl Iterator<Item = W> + '_) {
+        let (positions, order) = self.selector.since(from);
+        let steps = &self.partition.steps;
+        (positions, order.iter().map(|&at| steps[at as usize]))
+    }
+
+    /// Checks that all positions were found, for those who have the steps already.
+    ///
+    /// # Errors
+    /// As [`Locator::finish`].
+    pub fn check(&self) -> Result<()> {
+        if self.selector.is_complete() {
+            return Ok(());
+        }
+        Err(Error::corrupt(
+            "classes have fewer elements than a rank says [F25]",
+        ))
+    }
+
     /// Puts the values in the order of the positions.
     ///
     /// # Errors
     /// `Corrupt` where a class has fewer elements than a rank says.
     pub fn finish(self) -> Result<()> {
-        let Some(order) = self.selector.finish() else {
-            return Err(Error::corrupt(
-                "classes have fewer elements than a rank says [F25]",
-            ));
-        };
+        self.check()?;
+        let order = self.selector.finish().unwrap_or_default();
         self.values.set_steps(&self.partition.steps, order);
         Ok(())
     }
@@ -112,13 +142,13 @@ impl<W: Word> Scratch<W> {
         self.partition.needs_base()
     }
 
-    /// Begins to find the positions of ranks in a base.
+    /// Where the changes are; ranks are still to be found.
     ///
     /// # Errors
-    /// `Corrupt` where the dtype has no exponents.
-    pub fn begin_locating<'s>(&'s mut self, tensor: &Tensor) -> Result<Option<Locator<'s, W>>> {
+    /// `Corrupt` where there are ranks, and the dtype has no exponents.
+    pub fn places<'s>(&'s mut self, tensor: &Tensor) -> Result<Places<'s, W>> {
         if !self.is_by_class() {
-            return Ok(None);
+            return Ok(Places::Listed(&self.positions, &self.values));
         }
         let Self {
             positions,
@@ -139,7 +169,7 @@ impl<W: Word> Scratch<W> {
             ranks,
             ..
         } = &*partition;
-        Ok(Some(Locator {
+        Ok(Places::Ranks(Locator {
             map,
             selector: Selector::new(*classes, counts, ranks, positions, order),
             row: 0,
@@ -154,9 +184,9 @@ impl<W: Word> Scratch<W> {
     /// # Errors
     /// `Corrupt` where a class has fewer elements than a rank says, or the dtype has no exponents.
     pub fn locate(&mut self, tensor: &Tensor, matrix: &Matrix<'_>, block: &Block) -> Result<()> {
-        match self.begin_locating(tensor)? {
-            None => Ok(()),
-            Some(mut locator) => {
+        match self.places(tensor)? {
+            Places::Listed(..) => Ok(()),
+            Places::Ranks(mut locator) => {
                 locator.next(matrix, block);
                 locator.finish().map_err(|e| e.of(&tensor.name))
             }

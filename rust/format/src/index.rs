@@ -157,13 +157,19 @@ impl Index {
         })
     }
 
-    /// Refuses a base state that differs from the header's [F20].
-    pub fn check_base(&self, header: Option<Digest>) -> Result<()> {
+    /// Takes over the header's base state.
+    ///
+    /// # Errors
+    /// `Corrupt` where the index names another one [F20].
+    pub fn take_base(&mut self, header: Option<Digest>) -> Result<()> {
         match (self.base_state, header) {
             (Some(a), Some(b)) if a != b => Err(Error::corrupt(
                 "header and index name different base states [F20]",
             )),
-            _ => Ok(()),
+            (own, header) => {
+                self.base_state = own.or(header);
+                Ok(())
+            }
         }
     }
 }

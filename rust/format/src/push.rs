@@ -189,14 +189,14 @@ impl PushReader {
         let Some(header) = &self.header else {
             return Ok(false);
         };
-        let index = Index::decode(
+        let mut index = Index::decode(
             record,
             self.offset,
             self.header_bytes,
             &header.tensors,
             &self.limits,
         )?;
-        index.check_base(header.base_state)?;
+        index.take_base(header.base_state)?;
         let same = index.chunks.len() == self.places.len()
             && index.changed == self.changed
             && index

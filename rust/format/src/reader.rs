@@ -89,9 +89,9 @@ impl<R: ReadAt> Delta<R> {
             return Err(Error::limit(format!("an index of {index_len} bytes")).at(index_at));
         }
         let record = fetch(&source, index_at, index_len.into())?;
-        let index = Index::decode(&record, index_at, header_bytes, &header.tensors, &limits)?;
+        let mut index = Index::decode(&record, index_at, header_bytes, &header.tensors, &limits)?;
         index
-            .check_base(header.base_state)
+            .take_base(header.base_state)
             .map_err(|e| e.at(index_at))?;
         Ok(Self {
             source,

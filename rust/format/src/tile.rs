@@ -1,6 +1,6 @@
 //! One tile of one tensor: comparing it, digesting it, and encoding its changes.
 
-use deltawire_kernels::compare::differing;
+use deltawire_kernels::compare;
 use deltawire_kernels::digest::Words;
 use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
 
@@ -20,6 +20,9 @@ const SLACK: usize = 48;
 /// What all tiles of a writer share.
 pub(crate) struct Work<'a> {
     pub(crate) profile: Profile,
+    /// Whether lane 1 of the base is wanted: not where the base's state is known, since lane 0 then
+    /// shows that it is that state.
+    pub(crate) both: bool,
     pub(crate) permits: &'a Permits,
     pub(crate) scratch: &'a Pool,
 }
@@ -66,15 +69,21 @@ impl<W: Word> Reusable for Scratch<W> {
     }
 }
 
-/// Compares a tile's two states, leaving its changes in `scratch`; its digests go to `out`.
+/// Compares a tile's two states, leaving its changes in `scratch`; its digests go to `out`, without lane 1 of
+/// what both have in common unless `both` lanes are asked for.
 fn scan_tile<T: Word>(
     pair: &Pair<'_>,
     entry: &Tensor,
     block: Block,
-    by_class: bool,
+    (by_class, both): (bool, bool),
     scratch: &mut Scratch<T>,
     out: &mut EncodedTile,
 ) {
+    let differing = if both {
+        compare::differing::<T, true>
+    } else {
+        compare::differing::<T, false>
+    };
     let Scratch {
         part: part_positions,
         positions,
@@ -91,7 +100,7 @@ fn scan_tile<T: Word>(
     // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
     for part in block.parts() {
         part_positions.clear();
-        let digest = differing::<T>(key, base, &pair.new, &part, part_positions);
+        let digest = differing(key, base, &pair.new, &part, part_positions);
         scan::gather(base, &part, part_positions, old);
         scan::gather(&pair.new, &part, part_positions, new);
         let first = part.row - block.row;
@@ -127,7 +136,7 @@ pub(crate) fn compare<T: Word>(
     work.scratch.with(|scratch: &mut Scratch<T>| {
         let by_class = work.profile == Profile::Compact;
         let block = place.block(entry.width);
-        scan_tile(pair, entry, block, by_class, scratch, &mut out);
+        scan_tile(pair, entry, block, (by_class, work.both), scratch, &mut out);
         if !scratch.positions.is_empty() {
             let _permit = work.permits.enter(scratch.positions.len());
             finish(work.profile, &pair.base, entry, scratch, &mut out);
@@ -193,7 +202,7 @@ pub(crate) fn partition<T: Word>(
     let mut scratch = Scratch::<T>::default();
     if let Some(place) = entry.tile_box(tile) {
         let block = place.block(entry.width);
-        scan_tile(pair, entry, block, true, &mut scratch, &mut out);
+        scan_tile(pair, entry, block, (true, true), &mut scratch, &mut out);
         if !scratch.positions.is_empty() {
             scratch.classify(&pair.base, entry, &block);
         }

@@ -162,6 +162,7 @@ impl<W: Write> Writer<W> {
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
         let work = Work {
             profile: self.profile,
+            both: self.header.base_state.is_none(),
             permits: &permits,
             scratch: &scratch,
         };
@@ -239,6 +240,7 @@ impl<W: Write> Writer<W> {
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
         let work = Work {
             profile: self.profile,
+            both: self.header.base_state.is_none(),
             permits: &permits,
             scratch: &scratch,
         };
@@ -361,8 +363,21 @@ impl<W: Write> Writer<W> {
     pub fn finish(mut self) -> Result<(W, Summary)> {
         debug_assert!(self.is_ordered());
         let side = |i: usize| sum(self.digests.iter().map(move |d| d.map(|d| d[i])));
-        self.index.base_state = side(0);
-        self.index.result_state = side(1);
+        let (mut base, mut result) = (side(0), side(1));
+        if let (Some(known), Some(from), Some(to)) = (self.header.base_state, base, result) {
+            // Lane 0 shows that it is the known state; lane 1 was only followed through the changes.
+            if from.lanes[0] != known.lanes[0] {
+                return Err(Error::new(
+                    Kind::WrongBase,
+                    "the base's digest is not the stated base state; pass the tensors of the \
+                     version that the delta starts from",
+                ));
+            }
+            (base, result) = (Some(known), Some(known.plus(to.minus(from))));
+        }
+        self.index.result_state = result;
+        // Stated once.
+        self.index.base_state = base.filter(|_| self.header.base_state.is_none());
         // Where every tile has a chunk, their digests tell the tensor's [F20].
         let told = self.untold.iter().zip(&self.header.tensors);
         self.index.digests = (self.digests.iter().zip(told))
@@ -371,15 +386,6 @@ impl<W: Write> Writer<W> {
                     .map(|d| d[1].lanes[0] as u32)
             })
             .collect();
-        if self.index.base_state.is_some() {
-            self.index.check_base(self.header.base_state).map_err(|_| {
-                Error::new(
-                    Kind::WrongBase,
-                    "the base's digest is not the stated base state; pass the tensors of the \
-                     version that the delta starts from",
-                )
-            })?;
-        }
         let index = self.index.encode(&self.limits)?;
         let trailer = encode_trailer(index.len() as u32);
         self.sink.write_all(&index)?;
@@ -389,8 +395,8 @@ impl<W: Write> Writer<W> {
             bytes: self.offset + (index.len() + trailer.len()) as u64,
             changed: self.index.changed,
             chunks: self.index.chunks.len() as u64,
-            base_state: self.index.base_state,
-            result_state: self.index.result_state,
+            base_state: base,
+            result_state: result,
         };
         Ok((self.sink, summary))
     }

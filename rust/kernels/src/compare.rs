@@ -3,22 +3,22 @@
 //! Comparing waits for memory and mixing for the multipliers, so together they take hardly longer than
 //! the slower of the two.
 
-use crate::digest::{self, Digest, Lanes, MixKey};
+use crate::digest::{self, Digest, Lanes, MixKey, WordSum};
 #[cfg(target_arch = "x86_64")]
 use crate::features;
 use crate::matrix::{prefetch, Block, Matrix};
-use crate::scan::{self, GROUP};
+use crate::scan::{self, Positions, GROUP};
 use crate::Word;
 
 /// Bytes that memory is asked for before it is used.
-const AHEAD: usize = 8192;
+const AHEAD: usize = 4096;
 /// Masks that are made before their bits are read.
 const MASKS: usize = 256;
 
 /// Digest of `a`; appends `first + i` for every element `i` at which the two slices differ. Both hold whole
 /// words, the first with index `j0`.
 #[inline(always)]
-fn run<W: Word>(
+fn run<W: Word, S: WordSum>(
     key: MixKey,
     j0: u64,
     a: &[u8],
@@ -28,8 +28,9 @@ fn run<W: Word>(
     mask_group: impl Fn(&[u8], &[u8]) -> u64,
 ) -> Digest {
     let size = GROUP * W::WIDTH;
-    let mut lanes = Lanes::<true>::new(j0);
+    let mut sum = S::new(key, j0);
     let mut masks = [0u64; MASKS];
+    let mut positions = Positions::new(out);
     let mut at = first;
     for (a, b) in a.chunks(MASKS * size).zip(b.chunks(MASKS * size)) {
         let (left, right) = (a.chunks_exact(size), b.chunks_exact(size));
@@ -42,29 +43,31 @@ fn run<W: Word>(
             }
             *mask = mask_group(x, y);
             for words in x.chunks_exact(64) {
-                lanes.add::<u64>(key, words);
+                sum.add(words);
             }
         }
         for &mask in &masks[..whole] {
-            scan::push_bits(mask, at, out);
+            positions.push(mask, at);
             at += GROUP as u32;
         }
-        scan::push_bits(scan::mask_scalar::<W>(rest.0, rest.1), at, out);
+        positions.push(scan::mask_scalar::<W>(rest.0, rest.1), at);
         at += (rest.0.len() / W::WIDTH) as u32;
         for words in rest.0.chunks(64) {
-            lanes.add_some::<u64>(key, words);
+            sum.add_some(words);
         }
     }
-    lanes.sum()
+    positions.finish();
+    sum.sum()
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{run, Digest, MixKey, Word};
+    use super::{run, Digest, Lanes, MixKey, Word};
+    use crate::digest::x86::Avx512;
     use crate::scan::x86::{mask_avx2, mask_avx512};
 
-    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw")]
-    pub(super) fn run_avx512<W: Word>(
+    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,bmi1,bmi2,popcnt")]
+    pub(super) fn run_avx512<W: Word, const BOTH: bool>(
         key: MixKey,
         j0: u64,
         a: &[u8],
@@ -73,13 +76,13 @@ mod x86 {
         out: &mut Vec<u32>,
     ) -> Digest {
         // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
-        run::<W>(key, j0, a, b, first, out, |x, y| unsafe {
+        run::<W, Avx512<BOTH>>(key, j0, a, b, first, out, |x, y| unsafe {
             mask_avx512::<W>(x, y)
         })
     }
 
-    #[target_feature(enable = "avx2")]
-    pub(super) fn run_avx2<W: Word>(
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+    pub(super) fn run_avx2<W: Word, const BOTH: bool>(
         key: MixKey,
         j0: u64,
         a: &[u8],
@@ -88,13 +91,13 @@ mod x86 {
         out: &mut Vec<u32>,
     ) -> Digest {
         // SAFETY: the feature is enabled here, and `run` passes groups of 64 elements.
-        run::<W>(key, j0, a, b, first, out, |x, y| unsafe {
+        run::<W, Lanes<BOTH>>(key, j0, a, b, first, out, |x, y| unsafe {
             mask_avx2::<W>(x, y)
         })
     }
 }
 
-fn dispatch<W: Word>(
+fn dispatch<W: Word, const BOTH: bool>(
     key: MixKey,
     j0: u64,
     a: &[u8],
@@ -106,22 +109,22 @@ fn dispatch<W: Word>(
     {
         if features::avx512() {
             // SAFETY: the features were just detected.
-            return unsafe { x86::run_avx512::<W>(key, j0, a, b, first, out) };
+            return unsafe { x86::run_avx512::<W, BOTH>(key, j0, a, b, first, out) };
         }
         if features::avx2() {
             // SAFETY: the feature was just detected.
-            return unsafe { x86::run_avx2::<W>(key, j0, a, b, first, out) };
+            return unsafe { x86::run_avx2::<W, BOTH>(key, j0, a, b, first, out) };
         }
     }
-    run::<W>(key, j0, a, b, first, out, scan::mask_scalar::<W>)
+    run::<W, Lanes<BOTH>>(key, j0, a, b, first, out, scan::mask_scalar::<W>)
 }
 
 /// The digest of a block of `base`, as [`digest::block`]; appends the element numbers at which `new` differs
-/// from it, as [`scan::differing`].
+/// from it, as [`scan::differing`]. With `BOTH` false lane 1 is left zero.
 ///
 /// # Panics
 /// As these do.
-pub fn differing<W: Word>(
+pub fn differing<W: Word, const BOTH: bool>(
     key: MixKey,
     base: &Matrix<'_>,
     new: &Matrix<'_>,
@@ -133,17 +136,21 @@ pub fn differing<W: Word>(
     let first = block.row as u64 * per_row + (block.byte / 8) as u64;
     if !(block.bytes.is_multiple_of(8) && block.byte.is_multiple_of(8)) {
         scan::differing::<W>(base, new, block, out);
-        return digest::block(key, base, block);
+        return if BOTH {
+            digest::block(key, base, block)
+        } else {
+            digest::block_lane0(key, base, block)
+        };
     }
     if let (Some(a), Some(b)) = (base.contiguous(block), new.contiguous(block)) {
-        return dispatch::<W>(key, first, a, b, 0, out);
+        return dispatch::<W, BOTH>(key, first, a, b, 0, out);
     }
     let cols = (block.bytes / W::WIDTH) as u32;
     let mut sum = Digest::default();
     for row in 0..block.rows {
         let (a, b) = (base.row(block, row), new.row(block, row));
         let j0 = first + row as u64 * per_row;
-        sum = sum.plus(dispatch::<W>(key, j0, a, b, row as u32 * cols, out));
+        sum = sum.plus(dispatch::<W, BOTH>(key, j0, a, b, row as u32 * cols, out));
     }
     sum
 }
@@ -166,7 +173,11 @@ mod tests {
         scan::differing::<W>(&a, &b, block, &mut expected);
         let sum = digest::block(KEY, &a, block);
         let mut got = vec![];
-        assert_eq!(differing::<W>(KEY, &a, &b, block, &mut got), sum);
+        assert_eq!(differing::<W, true>(KEY, &a, &b, block, &mut got), sum);
+        assert_eq!(got, expected);
+        got.clear();
+        let lane0 = Digest::new(sum.lanes[0], 0);
+        assert_eq!(differing::<W, false>(KEY, &a, &b, block, &mut got), lane0);
         assert_eq!(got, expected);
         if let (Some(x), Some(y)) = (a.contiguous(block), b.contiguous(block)) {
             if block.bytes.is_multiple_of(8) {
@@ -176,11 +187,11 @@ mod tests {
                     assert_eq!(run(&mut got), sum);
                     assert_eq!(got, expected);
                 };
-                twin(&|out| run::<W>(KEY, j0, x, y, 0, out, scan::mask_scalar::<W>));
+                twin(&|out| run::<W, Lanes<true>>(KEY, j0, x, y, 0, out, scan::mask_scalar::<W>));
                 #[cfg(target_arch = "x86_64")]
                 if features::avx2() {
                     // SAFETY: the feature was just detected.
-                    twin(&|out| unsafe { x86::run_avx2::<W>(KEY, j0, x, y, 0, out) });
+                    twin(&|out| unsafe { x86::run_avx2::<W, true>(KEY, j0, x, y, 0, out) });
                 }
             }
         }

@@ -1,23 +1,24 @@
 //! What the processor offers, asked when the program runs.
 
-/// AVX-512 with bytes, words, 64-bit products, and shorter vectors.
+/// AVX-512 with bytes, words, 64-bit products, and shorter vectors; and bit deposits and counts.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn avx512() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
+        && bits()
 }
 
-/// AVX2.
+/// AVX2; and bit deposits and counts.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn avx2() -> bool {
-    is_x86_feature_detected!("avx2")
+    is_x86_feature_detected!("avx2") && bits()
 }
 
 /// Bit deposits and counts.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn bits() -> bool {
+fn bits() -> bool {
     is_x86_feature_detected!("bmi1")
         && is_x86_feature_detected!("bmi2")
         && is_x86_feature_detected!("popcnt")

@@ -22,12 +22,62 @@ pub(crate) fn mask_scalar<W: Word>(a: &[u8], b: &[u8]) -> u64 {
     mask
 }
 
-/// Appends `first + i` for every bit i of `mask`.
-#[inline(always)]
-pub(crate) fn push_bits(mut mask: u64, first: u32, out: &mut Vec<u32>) {
-    while mask != 0 {
-        out.push(first + mask.trailing_zeros());
-        mask &= mask - 1;
+/// Positions that are collected before they are appended.
+const COLLECTED: usize = 1024;
+/// Bits of a mask that are written whether they are set or not: how many there are cannot be predicted.
+const SURE: usize = 4;
+
+/// Appends the numbers of set bits to a vector.
+pub(crate) struct Positions<'a> {
+    out: &'a mut Vec<u32>,
+    collected: [u32; COLLECTED + GROUP],
+    len: usize,
+}
+
+impl<'a> Positions<'a> {
+    #[inline(always)]
+    pub(crate) fn new(out: &'a mut Vec<u32>) -> Self {
+        Self {
+            out,
+            collected: [0; COLLECTED + GROUP],
+            len: 0,
+        }
+    }
+
+    /// Appends `first + i` for every bit i of `mask`.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, mask: u64, first: u32) {
+        let at = self.len % COLLECTED;
+        let slots = &mut self.collected[at..at + GROUP];
+        let mut left = mask;
+        for slot in &mut slots[..SURE] {
+            *slot = first.wrapping_add(left.trailing_zeros());
+            left &= left.wrapping_sub(1);
+        }
+        if left != 0 {
+            for slot in &mut slots[SURE..] {
+                *slot = first.wrapping_add(left.trailing_zeros());
+                left &= left.wrapping_sub(1);
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        self.len = at + mask.count_ones() as usize;
+        if self.len >= COLLECTED {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.out.extend_from_slice(&self.collected[..self.len]);
+        self.len = 0;
+    }
+
+    /// Appends what is left.
+    #[inline(always)]
+    pub(crate) fn finish(mut self) {
+        self.flush();
     }
 }
 
@@ -40,21 +90,17 @@ fn scan_groups<W: Word>(
     mask_group: impl Fn(&[u8], &[u8]) -> u64,
 ) {
     let size = GROUP * W::WIDTH;
+    let mut positions = Positions::new(out);
     let mut at = first;
     let mut left = a.chunks_exact(size);
     let mut right = b.chunks_exact(size);
     for (x, y) in left.by_ref().zip(right.by_ref()) {
-        let mask = mask_group(x, y);
-        if mask != 0 {
-            push_bits(mask, at, out);
-        }
+        positions.push(mask_group(x, y), at);
         at += GROUP as u32;
     }
-    push_bits(
-        mask_scalar::<W>(left.remainder(), right.remainder()),
-        at,
-        out,
-    );
+    let rest = mask_scalar::<W>(left.remainder(), right.remainder());
+    positions.push(rest, at);
+    positions.finish();
 }
 
 fn scan_scalar<W: Word>(a: &[u8], b: &[u8], first: u32, out: &mut Vec<u32>) {
@@ -91,7 +137,7 @@ pub(crate) mod x86 {
         mask
     }
 
-    #[target_feature(enable = "avx512f,avx512bw")]
+    #[target_feature(enable = "avx512f,avx512bw,bmi1,bmi2,popcnt")]
     pub(super) fn scan_avx512<W: Word>(a: &[u8], b: &[u8], first: u32, out: &mut Vec<u32>) {
         // SAFETY: the features are enabled here, and scan_groups passes groups of 64 elements.
         scan_groups::<W>(a, b, first, out, |x, y| unsafe { mask_avx512::<W>(x, y) });
@@ -131,7 +177,7 @@ pub(crate) mod x86 {
         mask
     }
 
-    #[target_feature(enable = "avx2")]
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
     pub(super) fn scan_avx2<W: Word>(a: &[u8], b: &[u8], first: u32, out: &mut Vec<u32>) {
         // SAFETY: the feature is enabled here, and scan_groups passes groups of 64 elements.
         scan_groups::<W>(a, b, first, out, |x, y| unsafe { mask_avx2::<W>(x, y) });

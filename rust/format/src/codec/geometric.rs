@@ -6,7 +6,9 @@
 //! then" a number of the same distribution. All arithmetic is on integers, so every platform has the
 //! same tables.
 
-use super::tables::{Table, LENGTH_BITS, MAX_ESCAPES, SLOTS, SLOT_BITS};
+use std::hint::select_unpredictable;
+
+use super::tables::{divide, Table, LENGTH_BITS, MAX_ESCAPES, SLOTS, SLOT_BITS};
 use crate::bits::{word_at, zero_from, BitWriter};
 use crate::error::{Error, Result};
 
@@ -101,15 +103,21 @@ impl Encoder {
         out.extend_from_slice(self.raw.pad());
         let mut states = [LOW; MAX_LANES];
         self.words.clear();
+        self.words.resize(self.symbols.len() + 1, 0);
+        let mut count = 0;
         for &symbol in self.symbols.iter().rev() {
             let state = &mut states[(symbol >> 28) as usize % MAX_LANES];
             let (start, slots) = (symbol & 0xfff, (symbol >> 12) & 0x1fff);
-            if *state >> 20 >= slots {
-                self.words.push(*state as u16);
-                *state >>= 16;
-            }
-            *state = ((*state / slots) << SLOT_BITS) + *state % slots + start;
+            // A symbol takes one word at most. It is written in any case: whether it counts cannot be
+            // predicted.
+            self.words[count] = *state as u16;
+            let full = *state >> 20 >= slots;
+            count += usize::from(full);
+            let x = if full { *state >> 16 } else { *state };
+            let quotient = divide(x, slots);
+            *state = (quotient << SLOT_BITS) + (x - quotient * slots) + start;
         }
+        self.words.truncate(count);
         for state in &states[..lanes] {
             out.extend_from_slice(&state.to_le_bytes());
         }
@@ -182,20 +190,20 @@ impl<'a> Decoder<'a> {
         value
     }
 
+    /// Takes in a word where the state is low. Whether it is cannot be predicted, so the word is read in any
+    /// case.
     #[inline(always)]
     fn refill(&mut self, state: u32) -> u32 {
-        if state >= LOW {
-            return state;
-        }
+        let low = state < LOW;
         let word = match self.words.get(self.at..self.at + 2) {
             Some(&[low, high]) => u16::from_le_bytes([low, high]),
             _ => {
-                self.bad = true;
+                self.bad |= low;
                 0
             }
         };
-        self.at += 2;
-        state << 16 | u32::from(word)
+        self.at += 2 * usize::from(low);
+        select_unpredictable(low, state << 16 | u32::from(word), state)
     }
 
     #[inline(always)]

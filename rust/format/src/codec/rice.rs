@@ -15,21 +15,30 @@ pub enum Escapes {
     Width(usize),
 }
 
-/// Bytes that `encode` takes for these numbers with this `k`.
-fn cost(numbers: impl Iterator<Item = u64>, k: u32, escapes: Escapes) -> u64 {
-    let (mut n, mut unary, mut apart) = (0u64, 0u64, 0u64);
+/// Parameters whose costs are found in one pass.
+const TRIED: usize = 3;
+
+/// Bytes that `encode` takes for these numbers with each of the parameters from `from` on.
+fn costs(numbers: impl Iterator<Item = u64>, from: u32, escapes: Escapes) -> [u64; TRIED] {
+    let mut n = 0u64;
+    let (mut unary, mut apart) = ([0u64; TRIED], [0u64; TRIED]);
     for number in numbers {
-        let q = number >> k;
         n += 1;
-        match escapes {
-            Escapes::Width(width) if q >= ESCAPE => {
-                unary += ESCAPE + 1;
-                apart += width as u64;
+        for (i, (unary, apart)) in unary.iter_mut().zip(&mut apart).enumerate() {
+            let q = number >> (from + i as u32).min(63);
+            match escapes {
+                Escapes::Width(width) if q >= ESCAPE => {
+                    *unary += ESCAPE + 1;
+                    *apart += width as u64;
+                }
+                _ => *unary += q + 1,
             }
-            _ => unary += q + 1,
         }
     }
-    1 + (n * u64::from(k)).div_ceil(8) + unary.div_ceil(8) + apart
+    std::array::from_fn(|i| {
+        let low = n * (u64::from(from) + i as u64);
+        1 + low.div_ceil(8) + unary[i].div_ceil(8) + apart[i]
+    })
 }
 
 /// The best `k` near the one that suits a geometric distribution, and its cost in bytes.
@@ -38,32 +47,30 @@ pub fn choose(numbers: impl Iterator<Item = u64> + Clone, escapes: Escapes) -> (
         Escapes::Never => 24,
         Escapes::Width(_) => 63,
     };
-    let (mut n, mut sum) = (0u64, 0f64);
+    let (mut n, mut sum) = (0u64, 0u128);
     for number in numbers.clone() {
         n += 1;
-        sum += number as f64;
+        sum += u128::from(number);
     }
     // ln 2 times the mean: the golden-ratio refinement is within the three tried below.
-    let guess = (sum / n.max(1) as f64 * std::f64::consts::LN_2)
+    let guess = (sum as f64 / n.max(1) as f64 * std::f64::consts::LN_2)
         .max(1.0)
         .log2()
         .round() as u32;
-    let from = guess.min(most).saturating_sub(1);
-    let mut best = (from, u64::MAX);
-    for k in from..=(from + 2).min(most) {
-        let bytes = cost(numbers.clone(), k, escapes);
-        if bytes < best.1 {
-            best = (k, bytes);
-        }
-    }
-    if guess > 8 && matches!(escapes, Escapes::Width(_)) {
-        // A few huge numbers drag the mean far from the rest; escapes make small k good there.
-        for k in 0..4 {
-            let bytes = cost(numbers.clone(), k, escapes);
+    let mut best = (0, u64::MAX);
+    let mut attempt = |from: u32| {
+        let costs = costs(numbers.clone(), from, escapes);
+        for (k, bytes) in (from..=most).zip(costs) {
             if bytes < best.1 {
                 best = (k, bytes);
             }
         }
+    };
+    attempt(guess.min(most).saturating_sub(1));
+    if guess > 8 && matches!(escapes, Escapes::Width(_)) {
+        // A few huge numbers drag the mean far from the rest; escapes make small k good there.
+        attempt(0);
+        attempt(1);
     }
     best
 }

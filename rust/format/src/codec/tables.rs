@@ -24,6 +24,31 @@ pub const SLOT_BITS: u32 = 12;
 /// Slots of a table.
 pub(super) const SLOTS: u32 = 1 << SLOT_BITS;
 
+/// 2^64 by each number of slots, rounded up. Those of 0 and 1 do not fit.
+static INVERSES: [u64; SLOTS as usize + 1] = {
+    let mut inverses = [0; SLOTS as usize + 1];
+    let mut slots = 2;
+    while slots <= SLOTS as usize {
+        inverses[slots] = u64::MAX / slots as u64 + 1;
+        slots += 1;
+    }
+    inverses
+};
+
+/// `state / slots` for 1 to 4096 slots.
+///
+/// The rounding of the inverse adds less than `slots * state / 2^64` to the quotient, too little to
+/// reach the next integer.
+#[inline(always)]
+pub(super) fn divide(state: u32, slots: u32) -> u32 {
+    let inverse = INVERSES[slots as usize % INVERSES.len()];
+    let quotient = (u128::from(inverse) * u128::from(state)) >> 64;
+    if slots == 1 {
+        return state;
+    }
+    quotient as u32
+}
+
 /// How numbers with one parameter are coded.
 #[derive(Debug)]
 pub struct Table {
@@ -151,6 +176,29 @@ mod tests {
             assert!(slots < SLOTS as u16 / 8, "q = {q}: {slots}");
         }
         assert!(Table::of(PARAMETERS as u8).is_none());
+    }
+
+    #[test]
+    fn divisions_are_exact() {
+        for slots in 1..=SLOTS {
+            let edges = [
+                0,
+                1,
+                slots - 1,
+                slots,
+                slots + 1,
+                1 << 16,
+                u32::MAX - 1,
+                u32::MAX,
+            ];
+            let multiples = (1..40).map(|i| (u32::MAX / slots - i * 97) * slots);
+            for state in edges
+                .into_iter()
+                .chain(multiples.flat_map(|m| [m - 1, m, m + 1]))
+            {
+                assert_eq!(divide(state, slots), state / slots, "{state} / {slots}");
+            }
+        }
     }
 
     #[test]

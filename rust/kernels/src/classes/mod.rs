@@ -5,25 +5,19 @@
 //! nothing. Where rows differ much in how often they change (embeddings), they are put into groups, and
 //! each group has classes of its own.
 
+mod batch;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use std::hint::select_unpredictable;
-
-use crate::matrix::{prefetch, Block, Matrix};
+use crate::matrix::{Block, Matrix};
 use crate::Word;
+
+use batch::{Batch, Scalar, Simd, GROUP, GROUPS};
 
 /// Most classes of a map.
 pub const MAX_CLASSES: usize = 16;
 /// Most groups of rows.
 pub const MAX_GROUPS: usize = 8;
-/// Elements that share a mask.
-const GROUP: usize = 64;
-/// Bytes that memory is asked for before it is used.
-const AHEAD: usize = 4096;
-/// Masks that are made before they are used: few enough for the nearest cache.
-const BATCH: usize = 64;
-
 /// Which class an element belongs to: `min(max(top - exponent, 0), count - 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassMap {
@@ -53,138 +47,24 @@ impl ClassMap {
     }
 }
 
-/// One bit per element of 64 for each class.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Masks([u64; MAX_CLASSES]);
-
-/// One number a class.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Lanes([u32; MAX_CLASSES]);
-
-/// Class masks of consecutive elements, and how many elements of each class precede each mask.
-struct Batch {
-    masks: [Masks; BATCH],
-    before: [Lanes; BATCH],
-}
-
-/// What the processor offers.
-trait Simd {
-    /// Class numbers of 64 elements.
-    fn numbers<W: Word>(bytes: &[u8], map: &ClassMap) -> [u8; GROUP] {
-        class_numbers::<W>(bytes, map)
-    }
-    /// Masks of 64 class numbers.
-    fn masks(classes: &[u8; GROUP], count: u32, out: &mut Masks);
-    /// The numbers before, plus the bits of each mask.
-    fn advance(before: &Lanes, masks: &Masks) -> Lanes;
-    /// The place of set bit number `n` (from 0), of more than `n`.
-    fn select(mask: u64, n: u32) -> u32;
-}
-
-struct Scalar;
-
-impl Simd for Scalar {
-    #[inline(always)]
-    fn masks(classes: &[u8; GROUP], _count: u32, out: &mut Masks) {
-        *out = Masks([0; MAX_CLASSES]);
-        for (i, &class) in classes.iter().enumerate() {
-            out.0[usize::from(class) % MAX_CLASSES] |= 1 << i;
-        }
-    }
-
-    #[inline(always)]
-    fn advance(before: &Lanes, masks: &Masks) -> Lanes {
-        let mut after = *before;
-        for (sum, mask) in after.0.iter_mut().zip(&masks.0) {
-            *sum += mask.count_ones();
-        }
-        after
-    }
-
-    #[inline(always)]
-    fn select(mut mask: u64, n: u32) -> u32 {
-        for _ in 0..n {
-            mask &= mask.wrapping_sub(1);
-        }
-        mask.trailing_zeros()
-    }
-}
-
-/// Class numbers of up to 64 elements, one by one.
-#[inline(always)]
-fn class_numbers<W: Word>(bytes: &[u8], map: &ClassMap) -> [u8; GROUP] {
-    let mut classes = [0; GROUP];
-    for (class, element) in classes.iter_mut().zip(bytes.chunks_exact(W::WIDTH)) {
-        *class = map.class(W::read(element)) as u8;
-    }
-    classes
-}
-
-/// Fills a batch from up to `BATCH * 64` elements and adds them to `before`.
-#[inline(always)]
-fn fill<W: Word, S: Simd>(bytes: &[u8], map: &ClassMap, before: &mut Lanes, batch: &mut Batch) {
-    let groups = bytes.chunks_exact(GROUP * W::WIDTH);
-    let rest = groups.remainder();
-    let whole = groups.len();
-    for (group, masks) in groups.zip(&mut batch.masks) {
-        for line in 0..W::WIDTH {
-            prefetch(group.as_ptr().wrapping_add(AHEAD + 64 * line));
-        }
-        S::masks(&S::numbers::<W>(group, map), map.count, masks);
-    }
-    let mut filled = whole;
-    if !rest.is_empty() {
-        let mut padded = [0u8; GROUP * 8];
-        padded[..rest.len()].copy_from_slice(rest);
-        let numbers = class_numbers::<W>(&padded[..GROUP * W::WIDTH], map);
-        let masks = &mut batch.masks[whole];
-        S::masks(&numbers, map.count, masks);
-        let real = u64::MAX >> (GROUP - rest.len() / W::WIDTH);
-        masks.0.iter_mut().for_each(|mask| *mask &= real);
-        filled += 1;
-    }
-    for (masks, place) in batch.masks[..filled].iter().zip(&mut batch.before) {
-        *place = *before;
-        *before = S::advance(before, masks);
-    }
-}
-
 /// What is done with the elements of a block, batch after batch.
 trait Visitor {
-    /// Handles the elements `first..first + length`, which lie in rows of one group. The elements
-    /// before them are counted in `before`, those including them in `after`.
-    fn visit<S: Simd>(
-        &mut self,
-        group: usize,
-        first: u32,
-        length: u32,
-        batch: &Batch,
-        after: &Lanes,
-    );
+    /// Handles a batch; `range` is the number of its first element in the block, and how many there are. They
+    /// lie in rows of one group, in which `before` elements of each class precede them.
+    fn visit<S: Simd>(&mut self, group: usize, range: (u32, u32), batch: &Batch, before: &Lanes);
 }
+
+/// One number a class.
+type Lanes = [u32; MAX_CLASSES];
 
 /// How far a walk through a block has come. A block may be walked through part by part, as long as the
 /// parts follow one another.
+#[derive(Default)]
 pub struct Progress {
     batch: Batch,
     /// Elements of each class so far, for each group of rows.
     before: [Lanes; MAX_GROUPS],
     first: u32,
-}
-
-impl Default for Progress {
-    fn default() -> Self {
-        Self {
-            batch: Batch {
-                masks: [Masks([0; MAX_CLASSES]); BATCH],
-                before: [Lanes([0; MAX_CLASSES]); BATCH],
-            },
-            before: [Lanes([0; MAX_CLASSES]); MAX_GROUPS],
-            first: 0,
-        }
-    }
 }
 
 impl std::fmt::Debug for Progress {
@@ -198,9 +78,7 @@ impl std::fmt::Debug for Progress {
 impl Progress {
     /// Goes back to the beginning of a block.
     pub fn restart(&mut self) {
-        // Masks of classes that a map does not have must be empty, and another map may have had them.
-        self.batch.masks = [Masks([0; MAX_CLASSES]); BATCH];
-        self.before = [Lanes([0; MAX_CLASSES]); MAX_GROUPS];
+        self.before = [[0; MAX_CLASSES]; MAX_GROUPS];
         self.first = 0;
     }
 
@@ -213,11 +91,15 @@ impl Progress {
         group: usize,
         visitor: &mut V,
     ) {
-        for part in bytes.chunks(BATCH * GROUP * W::WIDTH) {
+        for part in bytes.chunks(GROUPS * GROUP * W::WIDTH) {
             let length = (part.len() / W::WIDTH) as u32;
             let before = &mut self.before[group];
-            fill::<W, S>(part, map, before, &mut self.batch);
-            visitor.visit::<S>(group, self.first, length, &self.batch, before);
+            self.batch.fill::<W, S>(part, map);
+            visitor.visit::<S>(group, (self.first, length), &self.batch, before);
+            let totals = &self.batch.totals[..map.count as usize];
+            for (before, &total) in before.iter_mut().zip(totals) {
+                *before += u32::from(total);
+            }
             self.first += length;
         }
     }
@@ -358,10 +240,9 @@ impl Visitor for RankVisitor<'_> {
     fn visit<S: Simd>(
         &mut self,
         _group: usize,
-        first: u32,
-        length: u32,
+        (first, length): (u32, u32),
         batch: &Batch,
-        _after: &Lanes,
+        before: &Lanes,
     ) {
         let mut taken = 0;
         let changes = self.positions.iter().zip(self.classes);
@@ -370,10 +251,8 @@ impl Visitor for RankVisitor<'_> {
             if at >= length {
                 break;
             }
-            let (mask, bit) = (at as usize / GROUP % BATCH, 1u64 << (at % GROUP as u32));
             let class = usize::from(class) % MAX_CLASSES;
-            let within = (batch.masks[mask].0[class] & (bit - 1)).count_ones();
-            *rank = batch.before[mask].0[class] + within;
+            *rank = before[class] + batch.rank(class, at);
             taken += 1;
         }
         self.positions = &self.positions[taken..];
@@ -445,6 +324,20 @@ impl<'a> Selector<'a> {
         dispatch::<W, _>(level, part, progress, self);
     }
 
+    /// How many ranks were found.
+    pub fn found(&self) -> usize {
+        self.found
+    }
+
+    /// Positions found after the first `from` ones, and where each was found in the ranks.
+    ///
+    /// # Panics
+    /// Where there are fewer.
+    pub fn since(&self, from: usize) -> (&[u32], &[u32]) {
+        let range = from..self.found;
+        (&self.positions[range.clone()], &self.order[range])
+    }
+
     /// Whether all ranks were found.
     pub fn is_complete(&self) -> bool {
         self.found == self.ranks.len()
@@ -461,38 +354,26 @@ impl Visitor for Selector<'_> {
     fn visit<S: Simd>(
         &mut self,
         group: usize,
-        first: u32,
-        length: u32,
+        (first, _): (u32, u32),
         batch: &Batch,
-        after: &Lanes,
+        before: &Lanes,
     ) {
-        let masks = (length as usize).div_ceil(GROUP);
         let places = &mut self.places[group * self.classes..(group + 1) * self.classes];
         let mut found = self.found;
         for (class, place) in places.iter_mut().enumerate().take(MAX_CLASSES) {
-            let (from, to) = (batch.before[0].0[class], after.0[class]);
+            let (from, total) = (before[class], batch.totals[class]);
             let left = &self.ranks[place.0 as usize..place.1 as usize];
             let out = self.positions[found..]
                 .iter_mut()
                 .zip(&mut self.order[found..]);
             let mut taken = 0;
-            for (&wanted, (position, order)) in left.iter().zip(out) {
+            for (&rank, (position, order)) in left.iter().zip(out) {
                 // A rank before the batch does not ascend; it is never found.
-                if wanted >= to || wanted < from {
+                let wanted = rank.wrapping_sub(from);
+                if wanted >= u32::from(total) {
                     break;
                 }
-                // The last mask that no more than `wanted` elements precede.
-                let (mut mask, mut size) = (0, masks);
-                while size > 1 {
-                    let half = size / 2;
-                    let later = batch.before[(mask + half) % BATCH].0[class] <= wanted;
-                    mask += select_unpredictable(later, half, 0);
-                    size -= half;
-                }
-                let mask = mask % BATCH;
-                let within = wanted - batch.before[mask].0[class];
-                let bit = S::select(batch.masks[mask].0[class], within);
-                *position = first + (mask * GROUP) as u32 + bit;
+                *position = first + batch.element::<S>(class, wanted as u16);
                 *order = place.0 + taken;
                 taken += 1;
             }

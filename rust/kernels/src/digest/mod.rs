@@ -1,6 +1,8 @@
 //! The additive state digest of `spec/digest-v1.md`.
 
 mod change;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86;
 
 #[cfg(target_arch = "x86_64")]
 use crate::features;
@@ -11,7 +13,7 @@ use change::Pairs;
 pub use change::{change, change_between, Words};
 
 /// Bytes that memory is asked for before it is used.
-const AHEAD: usize = 8192;
+const AHEAD: usize = 16384;
 const G0: u64 = 0x9e37_79b9_7f4a_7c15;
 const G1: u64 = 0xd1b5_4a32_d192_ed03;
 const MA: u64 = 0x9fb2_1c65_1e98_df25;
@@ -111,9 +113,22 @@ pub fn mix(key: MixKey, j: u64, word: u64) -> Digest {
     Digest::new(y0, y1)
 }
 
-/// Sums over consecutive words, eight at a time: loops for the compiler to vectorise. With `BOTH` false
+/// Sums over consecutive words.
+pub(crate) trait WordSum {
+    /// Begins at the word with index `j0`.
+    fn new(key: MixKey, j0: u64) -> Self;
+    /// Adds the next eight words, 64 bytes.
+    fn add(&mut self, words: &[u8]);
+    /// Adds up to eight.
+    fn add_some(&mut self, words: &[u8]);
+    /// The sums.
+    fn sum(&self) -> Digest;
+}
+
+/// Sums over consecutive elements, eight at a time: loops for the compiler to vectorise. With `BOTH` false
 /// lane 1 stays zero.
 pub(crate) struct Lanes<const BOTH: bool> {
+    key: MixKey,
     sum0: [u64; 8],
     sum1: [u64; 8],
     step0: [u64; 8],
@@ -122,11 +137,11 @@ pub(crate) struct Lanes<const BOTH: bool> {
 }
 
 impl<const BOTH: bool> Lanes<BOTH> {
-    /// Begins at the word with index `j0`.
     #[inline(always)]
-    pub(crate) fn new(j0: u64) -> Self {
+    fn begin(key: MixKey, j0: u64) -> Self {
         let steps = |g: u64| std::array::from_fn(|i| j0.wrapping_add(i as u64).wrapping_mul(g));
         Self {
+            key,
             sum0: [0; 8],
             sum1: [0; 8],
             step0: steps(G0),
@@ -137,7 +152,8 @@ impl<const BOTH: bool> Lanes<BOTH> {
 
     /// Adds the next eight elements, each zero-extended to a word.
     #[inline(always)]
-    pub(crate) fn add<W: Word>(&mut self, key: MixKey, elements: &[u8]) {
+    fn add_elements<W: Word>(&mut self, elements: &[u8]) {
+        let key = self.key;
         for (lane, element) in elements.chunks_exact(W::WIDTH).enumerate().take(8) {
             let word = W::read(element).to_u64();
             self.sum0[lane] = self.sum0[lane].wrapping_add(lane0(key, self.step0[lane], word));
@@ -150,7 +166,8 @@ impl<const BOTH: bool> Lanes<BOTH> {
 
     /// Adds up to eight.
     #[inline(always)]
-    pub(crate) fn add_some<W: Word>(&mut self, key: MixKey, elements: &[u8]) {
+    fn add_few<W: Word>(&mut self, elements: &[u8]) {
+        let key = self.key;
         for (lane, element) in elements.chunks_exact(W::WIDTH).enumerate().take(8) {
             let word = W::read(element).to_u64();
             let (y0, y1) = mix_steps(key, self.step0[lane], self.step1[lane], word);
@@ -167,9 +184,8 @@ impl<const BOTH: bool> Lanes<BOTH> {
         }
     }
 
-    /// The sums.
     #[inline(always)]
-    pub(crate) fn sum(&self) -> Digest {
+    fn total(&self) -> Digest {
         let lanes = self.sum0.iter().zip(&self.sum1);
         let mut sum = lanes.fold(self.rest, |sum, (&y0, &y1)| sum.plus(Digest::new(y0, y1)));
         if !BOTH {
@@ -179,18 +195,54 @@ impl<const BOTH: bool> Lanes<BOTH> {
     }
 }
 
+impl<const BOTH: bool> WordSum for Lanes<BOTH> {
+    #[inline(always)]
+    fn new(key: MixKey, j0: u64) -> Self {
+        Self::begin(key, j0)
+    }
+
+    #[inline(always)]
+    fn add(&mut self, words: &[u8]) {
+        self.add_elements::<u64>(words);
+    }
+
+    #[inline(always)]
+    fn add_some(&mut self, words: &[u8]) {
+        self.add_few::<u64>(words);
+    }
+
+    #[inline(always)]
+    fn sum(&self) -> Digest {
+        self.total()
+    }
+}
+
 /// Sum over consecutive elements of `bytes`, zero-extended to words, from index `j0` on.
 #[inline(always)]
 fn sum_run<W: Word, const BOTH: bool>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
-    let mut lanes = Lanes::<BOTH>::new(j0);
+    let mut lanes = Lanes::<BOTH>::begin(key, j0);
     let groups = bytes.chunks_exact(8 * W::WIDTH);
     let rest = groups.remainder();
     for group in groups {
         prefetch(group.as_ptr().wrapping_add(AHEAD));
-        lanes.add::<W>(key, group);
+        lanes.add_elements::<W>(group);
     }
-    lanes.add_some::<W>(key, rest);
-    lanes.sum()
+    lanes.add_few::<W>(rest);
+    lanes.total()
+}
+
+/// Sum over consecutive words.
+#[inline(always)]
+fn sum_words<S: WordSum>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
+    let mut sum = S::new(key, j0);
+    let groups = bytes.chunks_exact(64);
+    let rest = groups.remainder();
+    for group in groups {
+        prefetch(group.as_ptr().wrapping_add(AHEAD));
+        sum.add(group);
+    }
+    sum.add_some(rest);
+    sum.sum()
 }
 
 /// Sums what each word changes by: word `i` has index `places[i]` and goes from `old[i]` to `new[i]`.
@@ -253,38 +305,12 @@ macro_rules! dispatch {
     }};
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    macro_rules! compiled_for {
-        ($name:ident, $features:literal) => {
-            pub(super) mod $name {
-                use crate::digest::{Digest, MixKey, Pairs};
-                use crate::Word;
-
-                #[target_feature(enable = $features)]
-                pub(in crate::digest) fn sum_run<W: Word, const BOTH: bool>(
-                    key: MixKey,
-                    j0: u64,
-                    bytes: &[u8],
-                ) -> Digest {
-                    crate::digest::sum_run::<W, BOTH>(key, j0, bytes)
-                }
-
-                #[target_feature(enable = $features)]
-                pub(in crate::digest) fn pairs_run<const BOTH: bool>(
-                    key: MixKey,
-                    pairs: &Pairs,
-                ) -> Digest {
-                    crate::digest::pairs_run::<BOTH>(key, pairs)
-                }
-            }
-        };
-    }
-    compiled_for!(avx512, "avx512f,avx512dq,avx512vl,avx512bw");
-    compiled_for!(avx2, "avx2");
-}
-
 fn sum_dispatch<W: Word, const BOTH: bool>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
+    #[cfg(target_arch = "x86_64")]
+    if W::WIDTH == 8 && features::avx512() {
+        // SAFETY: the features were just detected.
+        return unsafe { x86::sum_words_avx512::<BOTH>(key, j0, bytes) };
+    }
     dispatch!(sum_run<W, BOTH>, key: MixKey, j0: u64, bytes: &[u8])
 }
 
