@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import deltawire as dw
+from deltawire.types import Profile
 
 OLD = {
     "a": np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64),
@@ -149,6 +150,24 @@ def test_a_stated_base_state_is_checked() -> None:
         write()
     with pytest.raises(dw.CorruptDelta):
         dw.inspect(sink.getvalue())
+
+
+@pytest.mark.parametrize("profile", ["compact", "fast", "overwrite"])
+def test_a_known_base_state_changes_nothing_else(profile: Profile) -> None:
+    """It saves work; states, changes and size are as without."""
+    new, plain, known = changed(), io.BytesIO(), io.BytesIO()
+    before, after = dw.state_digest(OLD), dw.state_digest(new)
+    want = dw.diff(OLD, new, plain, profile=profile)
+    stats = dw.diff(OLD, new, known, profile=profile, base_state=before)
+    assert (stats.base_state, stats.result_state) == (before, after)
+    assert stats.changed == want.changed
+    # The state stands in the header instead of the index.
+    assert abs(stats.bytes - want.bytes) < 8
+    info = dw.inspect(known.getvalue())
+    assert (info.base_state, info.result_state) == (before, after)
+    target = {name: array.copy() for name, array in OLD.items()}
+    assert dw.apply(known.getvalue(), target).result_state == after
+    assert all(np.array_equal(target[name], new[name]) for name in new)
 
 
 def test_a_progress_callback_may_stop_the_work() -> None:

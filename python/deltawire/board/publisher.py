@@ -181,28 +181,30 @@ class Publisher:
             upload = self._store.upload(path)
             attempt.opened(upload, path)
             started = time.perf_counter()
-            stats = diff(
-                base,
-                new,
-                upload,
-                base_version=head.version,
-                version=version,
-                run=self._run_name(head),
-                profile=profile,
-                threads=threads,
-                meta=dict(meta or {}),
-                progress=progress,
-            )
-            encoded = time.perf_counter()
-            if stats.base_state is None or stats.result_state is None:
-                raise WrongBase("the delta's states are not known; give the whole base")
-            if stats.base_state != head.result_state:
+            try:
+                stats = diff(
+                    base,
+                    new,
+                    upload,
+                    base_version=head.version,
+                    version=version,
+                    run=self._run_name(head),
+                    profile=profile,
+                    threads=threads,
+                    meta=dict(meta or {}),
+                    base_state=head.result_state,
+                    progress=progress,
+                )
+            except WrongBase as error:
                 raise WrongBase(
-                    f"the base's state is {stats.base_state.hex()}, the head's is "
-                    f"{head.result_state.hex()}; pull the head and publish against it",
+                    f"the base does not have the head's state {head.result_state.hex()}; pull the "
+                    "head and publish against it",
                     version=head.version,
                     path=self._board.url,
-                )
+                ) from error
+            encoded = time.perf_counter()
+            if stats.result_state is None:
+                raise WrongBase("the delta's states are not known; give the whole base")
             delta = ObjectRef(*upload.finish())
             self._commit(
                 attempt,

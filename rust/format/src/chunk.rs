@@ -68,6 +68,10 @@ pub struct Scratch<W> {
 }
 
 /// Where the changes of a decoded chunk are.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "lives on the stack, and a box would be an allocation a chunk"
+)]
 pub enum Places<'s, W> {
     /// At these ascending positions, with these values.
     Listed(&'s [u32], &'s Values<W>),

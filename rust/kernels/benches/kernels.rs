@@ -106,7 +106,7 @@ fn dense(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, new: &Matr
         b.iter(|| {
             for block in tiles() {
                 positions.clear();
-                black_box(compare::differing::<u16>(
+                black_box(compare::differing::<u16, true>(
                     KEY,
                     base,
                     new,

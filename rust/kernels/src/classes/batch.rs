@@ -27,7 +27,7 @@ pub(super) type Bits = [u64; GROUPS];
 /// one 64-bit word when four vectors of counts are shifted into each other.
 #[inline(always)]
 pub(super) const fn place(group: usize) -> usize {
-    group & HALF | group % 4 * 8 | group / 4 % 8
+    (group & HALF) + group % 4 * 8 + group / 4 % 8
 }
 
 /// See the module.
