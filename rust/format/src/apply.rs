@@ -13,9 +13,9 @@ use crate::permits::Permits;
 use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
 use crate::scratch::Pool;
+use crate::shard::{check_matrix, holds, is_whole, start_of};
 use crate::table::Tensor;
 use crate::with_word;
-use crate::writer::check_matrix;
 
 /// Tiles that each thread checks between two calls of `progress`.
 const TILES_PER_THREAD: usize = 16;
@@ -92,8 +92,13 @@ pub struct Plan {
     pub skipped: u64,
     /// Elements that will be written.
     pub changed: u64,
-    /// States before and after, where all tiles were checked.
+    /// States before and after, where all tiles were checked and the target is not a shard.
     pub proof: Option<Proof>,
+    /// Sums of the digests before and after of what the target holds, where all of that was checked. Those
+    /// of all shards of a state add up to it.
+    pub sums: Option<[Digest; 2]>,
+    /// What the delta changes in the state of what the target holds; without lane 1 where `proof` has it.
+    pub change: Digest,
 }
 
 /// A chunk that was checked.
@@ -169,6 +174,9 @@ fn tasks<R: ReadAt>(delta: &Delta<R>, full: bool) -> Box<dyn Iterator<Item = Tas
 /// With `full`, every tile is digested, and the state after the delta is proven to be the one that
 /// the index names, tensor by tensor. `progress` gets dense bytes done.
 ///
+/// Matrices may be shards. Chunks of tiles that they do not hold are not read; changed tiles are
+/// proven one by one, and the rest by whoever adds up the shards' sums.
+///
 /// # Errors
 /// `Corrupt` for bytes that fail a check, `WrongBase` for a target that holds something else.
 pub fn plan<R: ReadAt>(
@@ -188,15 +196,22 @@ pub fn plan<R: ReadAt>(
     for (tensor, matrix) in tensors.iter().zip(target) {
         check_matrix(tensor, matrix)?;
     }
-    let mut tasks = tasks(delta, full).peekable();
+    let whole: Vec<bool> = target.iter().map(is_whole).collect();
+    let all_whole = whole.iter().all(|&whole| whole);
+    let mut tasks = tasks(delta, full)
+        .filter(|&(t, tile, _)| holds(&tensors[t as usize], &target[t as usize], tile))
+        .peekable();
     let window = TILES_PER_THREAD * pool.current_num_threads();
     let mut plan = Plan {
         writes: Vec::new(),
         skipped: 0,
         changed: 0,
         proof: None,
+        sums: None,
+        change: Digest::default(),
     };
-    let mut before: Vec<Digest> = tensors.iter().map(Tensor::start).collect();
+    let starts = tensors.iter().zip(target);
+    let mut before: Vec<Digest> = starts.map(|(t, matrix)| start_of(t, matrix)).collect();
     let mut after = before.clone();
     // What is changed through this name, and what the writes do to it through the first one.
     let mut own: Vec<Digest> = vec![Digest::default(); tensors.len()];
@@ -207,7 +222,7 @@ pub fn plan<R: ReadAt>(
         followers: followers(aliases),
         permits: Permits::new(),
         pool: Pool::default(),
-        both: delta.index.result_state.is_none(),
+        both: delta.index.result_state.is_none() || !all_whole,
         keep: AtomicUsize::new(keep),
     };
     let mut counted = 0u64;
@@ -248,7 +263,8 @@ pub fn plan<R: ReadAt>(
         }
         progress(dense)?;
     }
-    if counted != delta.index.changed {
+    plan.change = own.iter().fold(plan.change, |sum, d| sum.plus(*d));
+    if all_whole && counted != delta.index.changed {
         let message = "the index does not count the chunks' changes [F19]";
         return Err(Error::corrupt(message).at(delta.index_at));
     }
@@ -263,8 +279,9 @@ pub fn plan<R: ReadAt>(
         }
     }
     if full {
-        for ((tensor, claimed), found) in tensors.iter().zip(&delta.index.digests).zip(&after) {
-            if claimed.is_some_and(|claimed| claimed != found.lanes[0] as u32) {
+        for (t, tensor) in tensors.iter().enumerate().filter(|(t, _)| whole[*t]) {
+            let claimed = delta.index.digests[t];
+            if claimed.is_some_and(|claimed| claimed != after[t].lanes[0] as u32) {
                 let message =
                     "would not end with the delta's result: elements that the delta does \
                                not touch are not those of the base; apply it to the right version, \
@@ -274,6 +291,10 @@ pub fn plan<R: ReadAt>(
         }
         let sum = |all: &[Digest]| all.iter().fold(Digest::default(), |a, d| a.plus(*d));
         let (now, then) = (sum(&before), sum(&after));
+        plan.sums = Some([now, then]);
+        if !all_whole {
+            return Ok(plan);
+        }
         let Index {
             base_state,
             result_state,

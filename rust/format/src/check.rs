@@ -7,9 +7,9 @@ use deltawire_kernels::{digest, scan, Block, Digest, Matrix, MixKey, Word};
 use crate::chunk::{Chunk, Places, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::scratch::{Reusable, KEPT_BYTES};
+use crate::shard::check_matrix;
 use crate::table::Tensor;
 use crate::with_word;
-use crate::writer::check_matrix;
 
 /// What a chunk finds in its tile.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +87,10 @@ fn check_decoded<T: Word>(
     let tensor = chunk.tensor(tensors);
     let block = chunk.tile_box(tensors)?.block(tensor.width);
     let place = |e: Error| e.at(chunk.offset).of(&tensor.name);
+    if !matrix.held().contains(&block) {
+        let message = format!("the shard does not hold tile {}", chunk.header.tile);
+        return Err(place(Error::new(Kind::Layout, message)));
+    }
     let neither = || {
         let message = format!(
             "tile {} holds neither the base that the delta starts from nor its result; apply it \

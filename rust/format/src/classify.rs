@@ -1,7 +1,7 @@
 //! Which exponent classes and groups of rows suit a tile's changes, and the changes in their order.
 
+use deltawire_kernels::block::Divider;
 use deltawire_kernels::classes::{self, ClassMap, Part, Progress, MAX_CLASSES, MAX_GROUPS};
-use deltawire_kernels::matrix::Divider;
 use deltawire_kernels::ordered::step;
 use deltawire_kernels::{Block, Matrix, Word};
 

@@ -34,6 +34,7 @@ mod prepared;
 pub mod push;
 pub mod reader;
 mod scratch;
+mod shard;
 pub mod state;
 pub mod table;
 mod tile;

@@ -16,6 +16,16 @@ pub trait ReadAt: Sync {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 }
 
+impl<T: ReadAt + ?Sized> ReadAt for &T {
+    fn size(&self) -> u64 {
+        (**self).size()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        (**self).read_at(offset, out)
+    }
+}
+
 impl ReadAt for [u8] {
     fn size(&self) -> u64 {
         self.len() as u64

@@ -4,16 +4,18 @@ use deltawire_kernels::{digest, Digest, Matrix};
 use rayon::prelude::*;
 
 use crate::error::Result;
+use crate::shard::{check_words, start_of};
 use crate::table::Tensor;
-use crate::writer::check_matrix;
 
 /// Tiles that each thread digests between two calls of `progress`.
 const TILES_PER_THREAD: usize = 32;
 
-/// The digest of each tensor, one matrix each. `progress` gets dense bytes done.
+/// The digest of each tensor, one matrix each. Those of the shards of a tensor add up to that of the tensor.
+/// `progress` gets dense bytes done.
 ///
 /// # Errors
-/// `Layout` where a matrix does not have its tensor's shape; what `progress` returns.
+/// `Layout` where a matrix does not have its tensor's shape, or is a shard that cuts 8-byte words; what
+/// `progress` returns.
 pub fn tensor_digests(
     tensors: &[Tensor],
     matrices: &[Matrix<'_>],
@@ -23,8 +25,8 @@ pub fn tensor_digests(
     let mut digests = Vec::with_capacity(tensors.len());
     let mut tiles = Vec::new();
     for (t, (tensor, matrix)) in tensors.iter().zip(matrices).enumerate() {
-        check_matrix(tensor, matrix)?;
-        digests.push(tensor.start());
+        check_words(tensor, matrix)?;
+        digests.push(start_of(tensor, matrix));
         tiles.extend((0..tensor.tiles()).map(|tile| (t, tile)));
     }
     for batch in tiles.chunks(TILES_PER_THREAD * pool.current_num_threads()) {
@@ -33,7 +35,8 @@ pub fn tensor_digests(
                 .par_iter()
                 .filter_map(|&(t, tile)| {
                     let tensor = &tensors[t];
-                    let block = tensor.tile_box(tile)?.block(tensor.width);
+                    let tile = tensor.tile_box(tile)?.block(tensor.width);
+                    let block = tile.common(&matrices[t].held())?;
                     let sum = digest::block(tensor.key(), &matrices[t], &block);
                     Some((t, sum, block.len() as u64))
                 })

@@ -14,6 +14,7 @@ use crate::index::{check_order, encode_trailer, sum, ChunkPlace, Index};
 use crate::limits::{Limits, MAX_TENSORS};
 use crate::permits::Permits;
 use crate::scratch::Pool;
+use crate::shard::{check_matrix, held_tiles, holds, is_whole, start_of};
 use crate::table::Tensor;
 use crate::tile::{self, EncodedTile, TilePick, Work};
 use crate::with_word;
@@ -68,9 +69,10 @@ pub struct Summary {
     pub changed: u64,
     /// Chunks.
     pub chunks: u64,
-    /// State digest of the base, where every tensor's is known.
+    /// State digest of the base, where every tensor's is known. Of shards: the sum over what was added,
+    /// which adds up over the shards.
     pub base_state: Option<Digest>,
-    /// State digest of the result, where every tensor's is known.
+    /// State digest of the result, likewise.
     pub result_state: Option<Digest>,
 }
 
@@ -88,6 +90,9 @@ pub struct Writer<W: Write> {
     digests: Vec<Option<[Digest; 2]>>,
     untold: Vec<u32>,
     seen: Vec<bool>,
+    /// Whether some tensor is here in part only: then the sums of digests are those of shards, and not
+    /// written.
+    partial: bool,
     scratch: Arc<Pool>,
 }
 
@@ -123,6 +128,7 @@ impl<W: Write> Writer<W> {
             digests: vec![None; n],
             untold,
             seen: vec![false; n],
+            partial: false,
             scratch: Arc::default(),
         })
     }
@@ -144,7 +150,20 @@ impl<W: Write> Writer<W> {
         Ok(entry.clone())
     }
 
-    /// Compares pairs of tensors and writes their changes. `progress` gets dense bytes done.
+    /// A shard makes the delta one part of several, which names no states.
+    fn note_shard(&mut self, entry: &Tensor, matrix: &Matrix<'_>) -> Result<()> {
+        if is_whole(matrix) {
+            return Ok(());
+        }
+        if self.header.base_state.is_some() {
+            let message = "a shard does not have the state of the whole; state no base state";
+            return Err(Error::new(Kind::Layout, message).of(&entry.name));
+        }
+        self.partial = true;
+        Ok(())
+    }
+
+    /// Compares pairs of tensors, or of the same shards of them, and writes their changes. `progress` gets dense bytes done.
     ///
     /// Tiles are encoded in parallel, several tensors at a time, and written in order.
     pub fn add(
@@ -157,6 +176,11 @@ impl<W: Write> Writer<W> {
             let entry = self.check_new(pair.tensor)?;
             check_matrix(&entry, &pair.base)?;
             check_matrix(&entry, &pair.new)?;
+            if pair.base.held() != pair.new.held() {
+                let message = "the two states are different shards of the tensor";
+                return Err(Error::new(Kind::Layout, message).of(&entry.name));
+            }
+            self.note_shard(&entry, &pair.base)?;
             entries.push(entry);
         }
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
@@ -170,9 +194,9 @@ impl<W: Write> Writer<W> {
         let tiles = pairs
             .iter()
             .zip(&entries)
-            .flat_map(|(pair, entry)| (0..entry.tiles()).map(move |tile| (pair, entry, tile)));
+            .flat_map(|(pair, entry)| held_tiles(entry, &pair.base).map(move |t| (pair, entry, t)));
         for (pair, entry) in pairs.iter().zip(&entries) {
-            self.digests[pair.tensor as usize] = Some([entry.start(); 2]);
+            self.digests[pair.tensor as usize] = Some([start_of(entry, &pair.base); 2]);
         }
         let window = TILES_PER_THREAD * pool.current_num_threads();
         let mut tiles = tiles.peekable();
@@ -234,8 +258,12 @@ impl<W: Write> Writer<W> {
             ));
         }
         let order = tile::order(&entry, found.positions);
-        if found.base.is_some() {
-            self.digests[found.tensor as usize] = Some([entry.start(); 2]);
+        if let Some(base) = &found.base {
+            if let Some(pick) = order.iter().find(|pick| !holds(&entry, base, pick.0)) {
+                return wrong(format!("tile {} has changes outside the shard", pick.0));
+            }
+            self.note_shard(&entry, base)?;
+            self.digests[found.tensor as usize] = Some([start_of(&entry, base); 2]);
         }
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
         let work = Work {
@@ -247,11 +275,7 @@ impl<W: Write> Writer<W> {
         let mut picked = order.chunk_by(|a, b| a.0 == b.0).peekable();
         let window = TILES_PER_THREAD * self.pool.current_num_threads();
         // With a base every tile is visited for its digest; without, only those that change.
-        let mut tiles = 0..if found.base.is_some() {
-            entry.tiles()
-        } else {
-            0
-        };
+        let mut tiles = found.base.iter().flat_map(|base| held_tiles(&entry, base));
         loop {
             let batch: Vec<(u32, &[TilePick])> = match found.base {
                 Some(_) => tiles
@@ -299,6 +323,13 @@ impl<W: Write> Writer<W> {
         };
         check_matrix(entry, &pair.base)?;
         check_matrix(entry, &pair.new)?;
+        if ![&pair.base, &pair.new]
+            .iter()
+            .all(|m| holds(entry, m, tile))
+        {
+            let message = format!("tile {tile} is not in the shard");
+            return Err(Error::new(Kind::Layout, message).of(&entry.name));
+        }
         Ok(tile::partition(pair, entry, tile))
     }
 
@@ -362,7 +393,11 @@ impl<W: Write> Writer<W> {
     /// A tensor that was never added is not part of the delta and has no digest.
     pub fn finish(mut self) -> Result<(W, Summary)> {
         debug_assert!(self.is_ordered());
-        let side = |i: usize| sum(self.digests.iter().map(move |d| d.map(|d| d[i])));
+        let partial = self.partial;
+        let side = |i: usize| {
+            let digests = self.digests.iter().map(move |d| d.map(|d| d[i]));
+            sum(digests.filter(|d| d.is_some() || !partial))
+        };
         let (mut base, mut result) = (side(0), side(1));
         if let (Some(known), Some(from), Some(to)) = (self.header.base_state, base, result) {
             // Lane 0 shows that it is the known state; lane 1 was only followed through the changes.
@@ -375,14 +410,14 @@ impl<W: Write> Writer<W> {
             }
             (base, result) = (Some(known), Some(known.plus(to.minus(from))));
         }
-        self.index.result_state = result;
+        self.index.result_state = result.filter(|_| !partial);
         // Stated once.
-        self.index.base_state = base.filter(|_| self.header.base_state.is_none());
+        self.index.base_state = base.filter(|_| !partial && self.header.base_state.is_none());
         // Where every tile has a chunk, their digests tell the tensor's [F20].
         let told = self.untold.iter().zip(&self.header.tensors);
         self.index.digests = (self.digests.iter().zip(told))
             .map(|(d, (&untold, t))| {
-                d.filter(|_| untold > 0 || t.tiles() == 0)
+                d.filter(|_| !partial && (untold > 0 || t.tiles() == 0))
                     .map(|d| d[1].lanes[0] as u32)
             })
             .collect();
@@ -414,22 +449,6 @@ impl<W: Write> Writer<W> {
             check_order(last.replace(place), place, &mut seen).is_ok()
         })
     }
-}
-
-/// The matrix must have the table's shape.
-pub(crate) fn check_matrix(entry: &Tensor, matrix: &Matrix<'_>) -> Result<()> {
-    let row_bytes = entry.cols * u64::from(entry.width);
-    if (matrix.rows() as u64, matrix.row_bytes() as u64) == (entry.rows, row_bytes) {
-        return Ok(());
-    }
-    let message = format!(
-        "a matrix of {} rows of {} bytes does not hold {} elements of shape {:?}",
-        matrix.rows(),
-        matrix.row_bytes(),
-        entry.dtype,
-        entry.shape
-    );
-    Err(Error::new(Kind::Layout, message).of(&entry.name))
 }
 
 /// Dense bytes of a tile.

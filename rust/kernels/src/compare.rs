@@ -3,10 +3,11 @@
 //! Comparing waits for memory and mixing for the multipliers, so together they take hardly longer than
 //! the slower of the two.
 
+use crate::block::{prefetch, Block};
 use crate::digest::{self, Digest, Lanes, MixKey, WordSum};
 #[cfg(target_arch = "x86_64")]
 use crate::features;
-use crate::matrix::{prefetch, Block, Matrix};
+use crate::matrix::Matrix;
 use crate::scan::{self, Positions, GROUP};
 use crate::Word;
 

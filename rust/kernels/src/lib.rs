@@ -1,6 +1,7 @@
 //! The inner loops of deltawire over dense tensor memory.
 //!
-//! - [`matrix`]: tensors as byte matrices, read ([`Matrix`]) or changed in place ([`Target`])
+//! - [`block`], [`matrix`], [`target`]: tensors, or shards of them, as byte matrices, read ([`Matrix`]) or
+//!   changed in place ([`Target`])
 //! - [`scan`]: which elements of two matrices differ
 //! - [`compare`]: the same, digesting one of them in the same pass
 //! - [`classes`]: elements by exponent, ranks within a class, and back
@@ -11,6 +12,7 @@
 //! vectorised loop has a scalar twin that the tests compare it with, and is chosen when the
 //! program runs, by what the processor offers.
 
+pub mod block;
 pub mod classes;
 pub mod compare;
 pub mod digest;
@@ -18,8 +20,11 @@ mod features;
 pub mod matrix;
 pub mod ordered;
 pub mod scan;
+pub mod target;
 pub mod word;
 
+pub use block::Block;
 pub use digest::{Digest, MixKey};
-pub use matrix::{Block, Matrix, Target, TileMut, Tiles};
+pub use matrix::Matrix;
+pub use target::{Target, TileMut, Tiles};
 pub use word::Word;

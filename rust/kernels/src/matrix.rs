@@ -2,94 +2,15 @@
 
 use std::marker::PhantomData;
 use std::slice;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::Word;
+use crate::block::{Block, Extent};
 
-/// Bytes of a part of a block.
-const PART_BYTES: usize = 32 << 10;
-/// Scattered elements are asked for so many before they are needed.
-const AHEAD: usize = 32;
-
-/// Asks for the memory at an address; a wrong one is harmless.
-#[inline(always)]
-pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch has no effect that a program can see, for any address.
-    unsafe {
-        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// A box of a matrix: rows, and columns counted in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// First row.
-    pub row: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// First byte of each row.
-    pub byte: usize,
-    /// Bytes of each row.
-    pub bytes: usize,
-}
-
-impl Block {
-    /// Bytes of the block.
-    pub fn len(&self) -> usize {
-        self.rows * self.bytes
-    }
-
-    /// The block in parts of some rows each, few enough bytes for what is read again to be in the cache.
-    pub fn parts(self) -> impl Iterator<Item = Self> {
-        let step = (PART_BYTES / self.bytes.max(1)).max(1);
-        (0..self.rows).step_by(step).map(move |first| Self {
-            row: self.row + first,
-            rows: step.min(self.rows - first),
-            ..self
-        })
-    }
-
-    /// Whether the block has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// Divides element numbers below 2^32 by a number of columns, without a division.
-#[derive(Clone, Copy, Debug)]
-pub struct Divider {
-    inverse: u64,
-    shift: u32,
-}
-
-impl Divider {
-    /// For a divisor of at least 1 and below 2^32.
-    pub fn new(divisor: usize) -> Self {
-        let divisor = (divisor as u64).max(1);
-        // 2^shift >= 2^32 * divisor, so that rounding the inverse up never shows (Granlund and
-        // Montgomery 1994); the product is taken in 128 bits.
-        let shift = 32 + (64 - (divisor - 1).leading_zeros());
-        let inverse = ((1u128 << shift) / u128::from(divisor) + 1) as u64;
-        Self { inverse, shift }
-    }
-
-    /// `number / divisor`.
-    #[inline(always)]
-    pub fn divide(&self, number: u32) -> u32 {
-        ((u128::from(number) * u128::from(self.inverse)) >> self.shift) as u32
-    }
-}
-
-/// A read-only matrix of `rows` rows of `row_bytes` bytes, `row_stride` bytes apart.
+/// A read-only matrix of `rows` rows of `row_bytes` bytes, `row_stride` bytes apart; or a box of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
+    /// First byte of the box that is held.
     ptr: *const u8,
-    rows: usize,
-    row_bytes: usize,
+    extent: Extent,
     row_stride: usize,
     memory: PhantomData<&'a [u8]>,
 }
@@ -107,11 +28,19 @@ impl<'a> Matrix<'a> {
         }
         Some(Self {
             ptr: bytes.as_ptr(),
-            rows,
-            row_bytes,
+            extent: Extent::whole(rows, row_bytes),
             row_stride: row_bytes,
             memory: PhantomData,
         })
+    }
+
+    /// This memory as the box from `row` and `byte` on of a matrix of `rows` by `row_bytes`. Blocks and all
+    /// results are then in that matrix's coordinates, and blocks must lie in the box. `None` where the
+    /// box does not fit, or this is one already.
+    #[must_use]
+    pub fn within(self, rows: usize, row_bytes: usize, row: usize, byte: usize) -> Option<Self> {
+        let extent = self.extent.within(rows, row_bytes, row, byte)?;
+        Some(Self { extent, ..self })
     }
 
     /// Over strided memory. A stride of zero repeats one row.
@@ -127,42 +56,46 @@ impl<'a> Matrix<'a> {
     ) -> Self {
         Self {
             ptr,
-            rows,
-            row_bytes,
+            extent: Extent::whole(rows, row_bytes),
             row_stride,
             memory: PhantomData,
         }
     }
 
+    /// The same memory as what is held of `extent`.
+    pub(crate) fn with(self, extent: Extent) -> Self {
+        debug_assert_eq!(
+            (self.extent.held.rows, self.extent.held.bytes),
+            (extent.held.rows, extent.held.bytes)
+        );
+        Self { extent, ..self }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.extent.rows
     }
 
     /// Bytes of a row.
     pub fn row_bytes(&self) -> usize {
-        self.row_bytes
+        self.extent.row_bytes
     }
 
     /// The whole matrix as a block.
     pub fn whole(&self) -> Block {
-        Block {
-            row: 0,
-            rows: self.rows,
-            byte: 0,
-            bytes: self.row_bytes,
-        }
+        self.extent.all()
+    }
+
+    /// The box that is in memory.
+    pub fn held(&self) -> Block {
+        self.extent.held
     }
 
     fn check(&self, block: &Block) {
         assert!(
-            block.row <= self.rows
-                && block.rows <= self.rows - block.row
-                && block.byte <= self.row_bytes
-                && block.bytes <= self.row_bytes - block.byte,
-            "{block:?} lies outside a matrix of {} rows of {} bytes",
-            self.rows,
-            self.row_bytes,
+            self.extent.held.contains(block),
+            "{block:?} lies outside {:?}",
+            self.extent,
         );
     }
 
@@ -177,17 +110,18 @@ impl<'a> Matrix<'a> {
         if block.bytes == 0 {
             return &[];
         }
-        // SAFETY: `check` and the assertion keep the range within row `block.row + row`, which is
-        // readable and not written for 'a by the contract of the constructors.
+        let held = &self.extent.held;
+        // SAFETY: `check` and the assertion keep the range within row `block.row + row` of the box, which
+        // is readable and not written for 'a by the contract of the constructors.
         unsafe {
             let start = self
                 .ptr
-                .add((block.row + row) * self.row_stride + block.byte);
+                .add((block.row - held.row + row) * self.row_stride + block.byte - held.byte);
             slice::from_raw_parts(start, block.bytes)
         }
     }
 
-    /// The bytes of a block, where its rows lie back to back.
+    /// The bytes of a block, where it is one row, or whole rows of the matrix that lie back to back.
     ///
     /// # Panics
     /// Where the block lies outside.
@@ -197,321 +131,122 @@ impl<'a> Matrix<'a> {
         if block.is_empty() {
             return Some(&[]);
         }
-        if block.rows > 1 && (block.bytes != self.row_bytes || self.row_stride != self.row_bytes) {
+        let (held, row_bytes) = (&self.extent.held, self.extent.row_bytes);
+        if block.rows > 1 && (block.bytes != row_bytes || self.row_stride != row_bytes) {
             return None;
         }
-        // SAFETY: the block is one row, or whole rows without gaps between them; inside by `check`
-        // and readable by the contract of the constructors.
+        // SAFETY: the block is one row, or whole rows without gaps between them; inside the box by
+        // `check`, which is readable by the contract of the constructors.
         unsafe {
-            let start = self.ptr.add(block.row * self.row_stride + block.byte);
+            let start = self
+                .ptr
+                .add((block.row - held.row) * self.row_stride + block.byte - held.byte);
             Some(slice::from_raw_parts(start, block.len()))
         }
-    }
-}
-
-/// A matrix that is changed in place, by several threads if it is cut into tiles.
-#[derive(Debug)]
-pub struct Target<'a> {
-    ptr: *mut u8,
-    rows: usize,
-    row_bytes: usize,
-    row_stride: usize,
-    memory: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: a Target is an exclusive reference to bytes, and `&mut [u8]` is Send.
-unsafe impl Send for Target<'_> {}
-// SAFETY: nothing can be reached through `&Target`.
-unsafe impl Sync for Target<'_> {}
-
-impl<'a> Target<'a> {
-    /// Over contiguous bytes; `None` where their number does not fit.
-    pub fn new(bytes: &'a mut [u8], rows: usize, row_bytes: usize) -> Option<Self> {
-        if rows.checked_mul(row_bytes)? != bytes.len() {
-            return None;
-        }
-        let ptr = bytes.as_mut_ptr();
-        Some(Self {
-            ptr,
-            rows,
-            row_bytes,
-            row_stride: row_bytes,
-            memory: PhantomData,
-        })
-    }
-
-    /// Over strided memory.
-    ///
-    /// # Safety
-    /// For all of `'a`, every row `r < rows` is valid for reads and writes of `row_bytes` bytes at
-    /// `ptr + r * row_stride` within one allocation, rows do not overlap, and nobody else accesses
-    /// them.
-    pub unsafe fn from_raw(ptr: *mut u8, rows: usize, row_bytes: usize, row_stride: usize) -> Self {
-        Self {
-            ptr,
-            rows,
-            row_bytes,
-            row_stride,
-            memory: PhantomData,
-        }
-    }
-
-    /// Reads the target while nothing can be stored.
-    pub fn as_matrix(&mut self) -> Matrix<'_> {
-        // SAFETY: the exclusive borrow rules out stores for the lifetime of the result; readable
-        // by the contract of the constructors.
-        unsafe { Matrix::from_raw(self.ptr, self.rows, self.row_bytes, self.row_stride) }
-    }
-
-    /// Cuts the target into tiles that different threads may change at the same time.
-    ///
-    /// Tiles are `rows` by `bytes`, numbered row-major; those at the lower and right border are
-    /// smaller. Both sizes must be at least 1 unless the target is empty.
-    pub fn divide(self, rows: usize, bytes: usize) -> Tiles<'a> {
-        let across = self.row_bytes.div_ceil(bytes.max(1));
-        let count = self.rows.div_ceil(rows.max(1)) * across;
-        let taken = (0..count).map(|_| AtomicBool::new(false)).collect();
-        Tiles {
-            target: self,
-            rows,
-            bytes,
-            across,
-            taken,
-        }
-    }
-}
-
-/// A target in tiles, each to be taken once.
-#[derive(Debug)]
-pub struct Tiles<'a> {
-    target: Target<'a>,
-    rows: usize,
-    bytes: usize,
-    across: usize,
-    taken: Vec<AtomicBool>,
-}
-
-impl<'a> Tiles<'a> {
-    /// Tile number `tile`; `None` where there is no such tile, or it was taken before.
-    pub fn take(&self, tile: usize) -> Option<TileMut<'_>> {
-        if self.taken.get(tile)?.swap(true, Ordering::Relaxed) {
-            return None;
-        }
-        let (row, byte) = (
-            tile / self.across * self.rows,
-            tile % self.across * self.bytes,
-        );
-        let rows = self.rows.min(self.target.rows - row);
-        let row_bytes = self.bytes.min(self.target.row_bytes - byte);
-        // SAFETY: tiles of a grid do not overlap, and `taken` gives each out once, so nobody else
-        // accesses these bytes while `self`, which owns the target, is borrowed. The box is inside the
-        // target, so its rows are valid and apart by the contract of the target's constructor.
-        let target = unsafe {
-            let start = self.target.ptr.add(row * self.target.row_stride + byte);
-            Target::from_raw(start, rows, row_bytes, self.target.row_stride)
-        };
-        Some(TileMut { target })
-    }
-}
-
-/// One tile, for one thread.
-#[derive(Debug)]
-pub struct TileMut<'a> {
-    target: Target<'a>,
-}
-
-impl TileMut<'_> {
-    /// Reads the tile.
-    pub fn as_matrix(&mut self) -> Matrix<'_> {
-        self.target.as_matrix()
-    }
-
-    /// Replaces elements: element `first + offsets[i]`, counted row-major, becomes the element at
-    /// `values[i * W::WIDTH..]`.
-    ///
-    /// # Panics
-    /// Where values are too few, or a position lies outside; the ones before it are then replaced.
-    pub fn store<W: Word>(&mut self, first: u32, offsets: &[u16], values: &[u8]) {
-        assert!(values.len() >= offsets.len() * W::WIDTH);
-        let place = self.place::<W>();
-        let start = self.target.ptr;
-        let values = values.chunks_exact(W::WIDTH);
-        for (i, (&offset, value)) in offsets.iter().zip(values).enumerate() {
-            if let Some(&later) = offsets.get(i + AHEAD) {
-                prefetch(start.wrapping_add(place.offset(first as usize + usize::from(later))));
-            }
-            let position = first as usize + usize::from(offset);
-            assert!(position < place.elements, "element {position} lies outside");
-            // SAFETY: as in `update`.
-            unsafe { W::read(value).store(start.add(place.offset(position))) };
-        }
-    }
-
-    fn place<W: Word>(&self) -> Place {
-        let target = &self.target;
-        let cols = target.row_bytes / W::WIDTH;
-        Place {
-            elements: target.rows * cols,
-            cols,
-            width: W::WIDTH,
-            dense: target.row_stride == target.row_bytes || target.rows <= 1,
-            row_stride: target.row_stride,
-            divider: Divider::new(cols),
-        }
-    }
-
-    /// Replaces elements: element `positions[i]`, counted row-major, becomes `value(i, old)`.
-    ///
-    /// # Panics
-    /// Where a position lies outside; the ones before it are then replaced.
-    pub fn update<W: Word>(&mut self, positions: &[u32], mut value: impl FnMut(usize, W) -> W) {
-        let place = self.place::<W>();
-        let start = self.target.ptr;
-        for (i, &position) in positions.iter().enumerate() {
-            if let Some(&later) = positions.get(i + AHEAD) {
-                prefetch(start.wrapping_add(place.offset(later as usize)));
-            }
-            let position = position as usize;
-            assert!(
-                position < place.elements,
-                "element {position} lies outside a tile of {}",
-                place.elements
-            );
-            // SAFETY: the position is inside the tile, whose bytes are valid and nobody else's by the
-            // contract of the target's constructor; unaligned access is allowed by these functions.
-            unsafe {
-                let element = start.add(place.offset(position));
-                value(i, W::load(element)).store(element);
-            }
-        }
-    }
-}
-
-/// Where elements of a tile lie in its memory.
-struct Place {
-    elements: usize,
-    cols: usize,
-    width: usize,
-    dense: bool,
-    row_stride: usize,
-    divider: Divider,
-}
-
-impl Place {
-    #[inline(always)]
-    fn offset(&self, position: usize) -> usize {
-        if self.dense {
-            return position * self.width;
-        }
-        let row = self.divider.divide(position as u32) as usize;
-        row * self.row_stride + (position - row * self.cols) * self.width
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::classes::{self, ClassMap, Part, Progress};
+    use crate::digest::{self, MixKey, Words};
+    use crate::{compare, scan};
+    use proptest::prelude::*;
 
-    #[test]
-    fn strided_blocks_and_unaligned_elements() {
-        // Three rows of four u16 in rows of 10 bytes, from an odd address.
-        let mut memory = vec![0u8; 1 + 3 * 10];
-        let base = memory.as_mut_ptr();
-        // SAFETY: 3 rows of 8 bytes, 10 apart, from byte 1, all within `memory`.
-        let target = unsafe { Target::from_raw(base.add(1), 3, 8, 10) };
-        let tiles = target.divide(2, 4);
-        assert!(tiles.take(4).is_none());
-        let mut lower_right = tiles.take(3).unwrap();
-        assert!(tiles.take(3).is_none(), "a tile is given out once");
-        lower_right.store::<u16>(0, &[1], &[9, 9]);
-        lower_right.store::<u16>(1, &[0], &[0, 0]);
-        lower_right.update::<u16>(&[0, 1], |i, old| {
-            assert_eq!(old, 0);
-            0x1234 + i as u16
-        });
-        assert_eq!(lower_right.as_matrix().rows(), 1);
-        let mut upper_right = tiles.take(1).unwrap();
-        upper_right.update::<u16>(&[3], |_, _| 0x0506);
-        let matrix = upper_right.as_matrix();
-        assert_eq!(matrix.row(&matrix.whole(), 1), &[0, 0, 6, 5]);
-        assert_eq!(memory[1 + 4..1 + 8], [0; 4]);
-        assert_eq!(memory[1 + 10 + 4..1 + 10 + 8], [0, 0, 6, 5]);
-        assert_eq!(memory[1 + 20 + 4..1 + 20 + 8], [0x34, 0x12, 0x35, 0x12]);
+    const KEY: MixKey = MixKey { k0: 3, k1: 5 };
+
+    /// Everything that the kernels say about a block.
+    fn all_of(
+        base: &Matrix<'_>,
+        new: &Matrix<'_>,
+        block: &Block,
+    ) -> impl PartialEq + std::fmt::Debug {
+        let mut positions = vec![];
+        let digest = compare::differing::<u16, true>(KEY, base, new, block, &mut positions);
+        assert_eq!(digest, digest::block(KEY, base, block));
+        let mut values: Vec<u16> = vec![];
+        scan::gather(new, block, &positions, &mut values);
+        let between = digest::change_between::<u16>(KEY, base, new, block, &positions);
+        let change = digest::change::<u16, true>(
+            KEY,
+            base,
+            block,
+            &positions,
+            &values,
+            &mut Words::default(),
+        );
+        let map = ClassMap {
+            shift: 7,
+            mask: 0xff,
+            top: 3,
+            count: 4,
+        };
+        let part = Part {
+            matrix: base,
+            block: *block,
+            map,
+            rows: &[],
+        };
+        let mut old: Vec<u16> = vec![];
+        scan::gather(base, block, &positions, &mut old);
+        let numbers: Vec<u8> = old.iter().map(|&x| map.class(x) as u8).collect();
+        let mut ranks = vec![];
+        classes::ranks::<u16>(
+            &part,
+            &mut Progress::default(),
+            &positions,
+            &numbers,
+            &mut ranks,
+        );
+        (digest, positions, values, between, change, ranks)
     }
 
-    #[test]
-    #[should_panic(expected = "lies outside")]
-    fn a_position_outside_is_not_stored() {
-        let mut memory = [0u8; 8];
-        let tiles = Target::new(&mut memory, 1, 8).unwrap().divide(1, 8);
-        tiles.take(0).unwrap().update::<u16>(&[4], |_, _| 1);
-    }
-
-    #[test]
-    #[should_panic(expected = "lies outside")]
-    fn an_offset_outside_is_not_stored() {
-        let mut memory = [0u8; 8];
-        let tiles = Target::new(&mut memory, 1, 8).unwrap().divide(1, 8);
-        tiles.take(0).unwrap().store::<u16>(1, &[3], &[1, 1]);
-    }
-
-    #[test]
-    fn parts_follow_one_another() {
-        for (rows, bytes) in [
-            (0, 8),
-            (1, 1 << 20),
-            (1000, 100),
-            (5, PART_BYTES / 2),
-            (7, 0),
-        ] {
-            let block = Block {
-                row: 3,
-                rows,
-                byte: 16,
-                bytes,
+    proptest! {
+        #[test]
+        fn a_shard_is_as_the_whole(
+            rows in 1usize..12, words in 1usize..12, row in 0usize..12, word in 0usize..12,
+            flips in prop::collection::vec(any::<prop::sample::Index>(), 0..40), gap in 0usize..9,
+        ) {
+            let (width, row, byte) = (8 * words, row % rows, 8 * (word % words));
+            let old: Vec<u8> = (0..rows * width).map(|i| (i * 37) as u8).collect();
+            let mut new = old.clone();
+            for at in flips {
+                new[at.index(rows * width)] ^= 1;
+            }
+            let block = Block { row, rows: rows - row, byte, bytes: width - byte };
+            // The box, with gaps between its rows.
+            let cut = |bytes: &[u8]| -> Vec<u8> {
+                let rows = bytes.chunks_exact(width).skip(row);
+                rows.flat_map(|r| [&r[byte..], &[9; 9][..gap]].concat()).collect()
             };
-            let mut row = 3;
-            for part in block.parts() {
-                assert_eq!((part.row, part.byte, part.bytes), (row, 16, bytes));
-                assert!(part.rows > 0 && (part.rows == 1 || part.len() <= PART_BYTES));
-                row += part.rows;
-            }
-            assert_eq!(row, 3 + rows);
-        }
-    }
-
-    #[test]
-    fn divider_equals_division() {
-        let numbers = [
-            0u32,
-            1,
-            2,
-            3,
-            7,
-            575,
-            576,
-            577,
-            1 << 22,
-            u32::MAX - 1,
-            u32::MAX,
-        ];
-        for divisor in (1..3000).chain([1 << 16, (1 << 22) - 1, 1 << 22, (1 << 32) - 1]) {
-            let divider = Divider::new(divisor);
-            for n in numbers
-                .into_iter()
-                .chain((0..50).map(|k| (divisor as u32).wrapping_mul(k)))
-            {
-                for n in [n, n.wrapping_sub(1)] {
-                    assert_eq!(divider.divide(n), n / divisor as u32, "{n} / {divisor}");
-                }
+            let (a, b) = (cut(&old), cut(&new));
+            let shard = |bytes: &[u8]| {
+                // SAFETY: the rows are in `bytes`, which outlives the matrix and is not written.
+                let memory = unsafe {
+                    Matrix::from_raw(bytes.as_ptr(), block.rows, block.bytes, block.bytes + gap)
+                };
+                let shard = memory.within(rows, width, row, byte).unwrap();
+                assert_eq!((shard.whole().len(), shard.held()), (rows * width, block));
+                shard
+            };
+            let whole = [&old, &new].map(|bytes| Matrix::new(bytes, rows, width).unwrap());
+            for part in [block, Block { rows: 1, ..block }] {
+                prop_assert_eq!(
+                    all_of(&shard(&a), &shard(&b), &part), all_of(&whole[0], &whole[1], &part)
+                );
             }
         }
     }
 
     #[test]
-    fn sizes_must_agree() {
-        assert!(Matrix::new(&[0; 6], 2, 4).is_none());
-        assert!(Matrix::new(&[], usize::MAX, 2).is_none());
-        assert!(Target::new(&mut [0; 6], 2, 3).is_some());
+    #[should_panic(expected = "lies outside")]
+    fn what_is_not_held_cannot_be_read() {
+        let bytes = [0; 16];
+        let shard = Matrix::new(&bytes, 2, 8)
+            .unwrap()
+            .within(4, 8, 2, 0)
+            .unwrap();
+        shard.row(&shard.whole(), 0);
     }
 }

@@ -1,8 +1,9 @@
 //! Which elements of two matrices differ, by bits.
 
+use crate::block::{Block, Divider};
 #[cfg(target_arch = "x86_64")]
 use crate::features;
-use crate::matrix::{Block, Divider, Matrix};
+use crate::matrix::Matrix;
 use crate::Word;
 
 /// Elements compared at a time.

@@ -4,7 +4,7 @@
 //! masks of all classes follow from the planes by a few logical operations, for eight groups at a time.
 
 use super::{ClassMap, MAX_CLASSES};
-use crate::matrix::prefetch;
+use crate::block::prefetch;
 use crate::Word;
 
 /// Elements that share a mask.

@@ -9,7 +9,8 @@ mod batch;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::matrix::{Block, Matrix};
+use crate::block::Block;
+use crate::matrix::Matrix;
 use crate::Word;
 
 use batch::{Batch, Scalar, Simd, GROUP, GROUPS};

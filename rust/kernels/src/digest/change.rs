@@ -1,7 +1,8 @@
 //! What changes do to a digest, in O(changes).
 
 use super::{pairs_dispatch, partial, words_per_row, Digest, MixKey};
-use crate::matrix::{Block, Divider, Matrix};
+use crate::block::{Block, Divider};
+use crate::matrix::Matrix;
 use crate::Word;
 
 /// Words that are mixed together.

@@ -4,9 +4,10 @@ mod change;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
+use crate::block::{prefetch, Block};
 #[cfg(target_arch = "x86_64")]
 use crate::features;
-use crate::matrix::{prefetch, Block, Matrix};
+use crate::matrix::Matrix;
 use crate::Word;
 
 use change::Pairs;
