@@ -9,7 +9,8 @@
 - ``state_digest``: the additive digest that proves which bits a model holds
 - ``Board``: publish immutable versions, follow them, pull checkpoints
 
-torch is optional: tensors may be torch CPU tensors, numpy arrays or ``TensorView``.
+torch is optional: tensors may be torch CPU tensors, numpy arrays or ``TensorView``, or a ``Shard``
+of one.
 """
 
 from . import _native, checkpoint, digest, errors, tensors
@@ -44,7 +45,7 @@ from .errors import (
 from .partition import Partition
 from .reader import Chunk, StreamReader, inspect
 from .stream import StreamWriter, diff
-from .tensors import TensorView
+from .tensors import Shard, TensorView
 from .types import ApplyStats, Changes, DeltaInfo, DeltaStats, Limits, TensorInfo, Tiling
 
 __version__ = _native.__version__
@@ -80,6 +81,7 @@ __all__ = [
     "PublishStats",
     "Publisher",
     "PullStats",
+    "Shard",
     "Staged",
     "StoreError",
     "StreamReader",

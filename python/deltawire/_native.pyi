@@ -29,6 +29,7 @@ DEBUG_BUILD: bool
 __version__: str
 
 _Bytes = npt.NDArray[np.uint8]
+_Matrix = _Bytes | tuple[_Bytes, int, int, int, int]
 _Limits = tuple[int, int, int]
 _Progress = Callable[[int], object]
 _Parts = tuple[int, int, bytes, bytes, bytes, bytes]
@@ -52,17 +53,17 @@ class Writer:
         min_tile_elements: int,
     ) -> Writer: ...
     def add(
-        self, pairs: list[tuple[int, _Bytes, _Bytes]], progress: _Progress | None = None
+        self, pairs: list[tuple[int, _Matrix, _Matrix]], progress: _Progress | None = None
     ) -> None: ...
     def add_found(
         self,
         tensor: int,
         positions: npt.NDArray[np.int64],
         values: _Bytes,
-        base: _Bytes | None = None,
+        base: _Matrix | None = None,
     ) -> None: ...
     def partition(
-        self, tensor: int, tile: int, base: _Bytes, new: _Bytes
+        self, tensor: int, tile: int, base: _Matrix, new: _Matrix
     ) -> tuple[_Parts | None, int]: ...
     def tiles(self, tensor: int) -> int: ...
     def add_partitions(
@@ -83,6 +84,10 @@ class Plan:
     def changed(self) -> int: ...
     @property
     def states(self) -> tuple[bytes | None, bytes] | None: ...
+    @property
+    def sums(self) -> tuple[bytes, bytes] | None: ...
+    @property
+    def change(self) -> bytes: ...
 
 @final
 class Delta:
@@ -96,13 +101,13 @@ class Delta:
     def chunk(self, i: int) -> Chunk: ...
     def plan(
         self,
-        target: list[_Bytes],
+        target: list[_Matrix],
         aliases: list[int | None],
         full: bool,
         threads: int | None = None,
         progress: _Progress | None = None,
     ) -> Plan: ...
-    def commit(self, plan: Plan, target: list[_Bytes], threads: int | None = None) -> int: ...
+    def commit(self, plan: Plan, target: list[_Matrix], threads: int | None = None) -> int: ...
 
 @final
 class Chunk:
@@ -125,8 +130,8 @@ class Chunk:
     @property
     def result(self) -> int | None: ...
     def partition(self) -> _Parts | None: ...
-    def positions(self, base: _Bytes | None = None) -> bytes: ...
-    def apply(self, target: _Bytes) -> bool: ...
+    def positions(self, base: _Matrix | None = None) -> bytes: ...
+    def apply(self, target: _Matrix) -> bool: ...
 
 @final
 class PushReader:
@@ -137,7 +142,7 @@ class PushReader:
 
 def tensor_digests(
     tensors: list[tuple[str, str, list[int]]],
-    data: list[_Bytes],
+    data: list[_Matrix],
     threads: int | None = None,
     progress: _Progress | None = None,
 ) -> list[bytes]: ...

@@ -6,12 +6,22 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from . import _native
 from .errors import LayoutMismatch, TargetError, UntrustedDelta
 from .reader import describe
 from .sources import open_delta, placed
 from .stream import Progress
-from .tensors import Bytes, TensorView, as_view, require_writable, shared_memory
+from .tensors import (
+    ITEMSIZE,
+    NativeMatrix,
+    TensorView,
+    as_view,
+    matrix_shape,
+    require_writable,
+    shared_memory,
+)
 from .types import ApplyStats, DeltaInfo, Limits
 
 
@@ -38,6 +48,12 @@ def _member(target: Mapping[str, Any], name: str) -> TensorView:
     return as_view(tensor, name)
 
 
+def _absent(dtype: str, shape: tuple[int, ...]) -> TensorView:
+    """A shard without elements."""
+    cols = matrix_shape(shape)[1]
+    return TensorView(dtype, shape, np.empty((0, cols * ITEMSIZE[dtype]), np.uint8), corner=(0, 0))
+
+
 class Staged:
     """A delta that is read, checked and proven against a target, ready to commit.
 
@@ -51,7 +67,11 @@ class Staged:
         changed: elements that ``commit`` will write.
         base_state: proven state digest of the target's tensors now; None with ``verify=False``, and
             where the target is at neither of the states that the delta names (partly applied).
-        result_state: proven state digest after the commit; None with ``verify=False``.
+        result_state: proven state digest after the commit; None with ``verify=False``, and where
+            the target holds shards.
+        shard_states: sums of the digests of what the target holds, before and after the commit, 16
+            bytes each; None with ``verify=False``. Those of all ranks, added up with
+            ``deltawire.combine``, are the states of the whole.
         stage_seconds: wall time of staging.
     """
 
@@ -60,7 +80,7 @@ class Staged:
         delta: _native.Delta,
         path: str | None,
         plan: _native.Plan,
-        data: list[Bytes],
+        data: list[NativeMatrix],
         header: dict[str, Any],
         threads: int | None,
         stage_seconds: float,
@@ -79,6 +99,8 @@ class Staged:
         before, after = (None, None) if states is None else states
         self.base_state = None if before is None else bytes(before)
         self.result_state = None if after is None else bytes(after)
+        sums = plan.sums
+        self.shard_states = None if sums is None else (bytes(sums[0]), bytes(sums[1]))
         self.stage_seconds = stage_seconds
 
     @property
@@ -121,6 +143,7 @@ def stage(
     limits: Limits | None = None,
     progress: Callable[[int], object] | None = None,
     read_only: bool = False,
+    partial: bool = False,
 ) -> Staged:
     """Check a delta against a target without writing to it.
 
@@ -133,14 +156,16 @@ def stage(
     Args:
         source: path, bytes-like object, or binary file object. A path may be read again
             by ``commit``.
-        target: names to torch tensors (CPU), numpy arrays, ``TensorView``, or a writable
-            ``Checkpoint``. Tensors beyond those of the delta are left alone.
+        target: names to torch tensors (CPU), numpy arrays, ``Shard``, ``TensorView``, or a writable
+            ``Checkpoint``. Tensors beyond those of the delta are left alone. With shards, chunks of
+            other ranks are not read, and the state of the whole is for the ranks to add up.
         verify: prove the whole state, in one pass over the target at memory bandwidth.
         expect_result: state digest that the delta must lead to, as from a manifest.
         threads: as many as processors where None.
         limits: what to accept from the delta.
         progress: called with the number of dense bytes just done.
         read_only: only check; the target need not be writable, and ``commit`` may fail.
+        partial: tensors that the target lacks are those of other ranks, and left out.
 
     Raises:
         CorruptDelta, UnsupportedDelta, LimitExceeded: the delta is unusable.
@@ -162,7 +187,8 @@ def stage(
             )
         views: dict[str, TensorView] = {}
         for name, dtype, shape, *_ in header["tensors"]:
-            view = _member(target, name)
+            view = _absent(dtype, tuple(shape)) if partial and name not in target else None
+            view = view or _member(target, name)
             if (view.dtype, view.shape) != (dtype, tuple(shape)):
                 raise LayoutMismatch(
                     f"is {view.dtype} of shape {list(view.shape)} in the target, but {dtype} of "
@@ -172,7 +198,7 @@ def stage(
             if not read_only:
                 require_writable({name: view})
             views[name] = view
-        data = [view.data for view in views.values()]
+        data = [view.native for view in views.values()]
         plan = delta.plan(data, shared_memory(views), verify, threads, progress)
         states = plan.states
         if expect_result is not None and states is not None and bytes(states[1]) != expect_result:
@@ -191,6 +217,7 @@ def apply(
     threads: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    partial: bool = False,
 ) -> ApplyStats:
     """Apply a delta in place: ``stage(...)``, then ``commit()``.
 
@@ -198,5 +225,11 @@ def apply(
     changes nothing. Arguments and errors as for ``stage`` and ``Staged.commit``.
     """
     return stage(
-        source, target, verify=verify, threads=threads, limits=limits, progress=progress
+        source,
+        target,
+        verify=verify,
+        threads=threads,
+        limits=limits,
+        progress=progress,
+        partial=partial,
     ).commit()

@@ -31,7 +31,7 @@ def tensor_digests(
     views = as_views(tensors)
     digests = _native.tensor_digests(
         [(name, view.dtype, list(view.shape)) for name, view in views.items()],
-        [view.data for view in views.values()],
+        [view.native for view in views.values()],
         threads,
         progress,
     )

@@ -54,7 +54,7 @@ class Chunk:
         Raises:
             WrongBase: the base is needed and not given, or is another.
         """
-        view = None if base is None else as_view(base, self.tensor).data
+        view = None if base is None else as_view(base, self.tensor).native
         with placed(self._path):
             return np.frombuffer(self._native.positions(view), np.int64)
 
@@ -86,7 +86,7 @@ class Chunk:
 
         view = target_view(target, self.tensor)
         with placed(self._path):
-            return self._native.apply(view.data)
+            return self._native.apply(view.native)
 
 
 class StreamReader:

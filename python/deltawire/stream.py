@@ -217,7 +217,7 @@ class StreamWriter:
     ) -> None:
         """``add`` of several ``(name, base, new)`` at once, which keeps all threads busy."""
         self._native.add(
-            [(self._entry(name, base, new), base.data, new.data) for name, base, new in pairs],
+            [(self._entry(name, base, new), base.native, new.native) for name, base, new in pairs],
             progress,
         )
 
@@ -240,7 +240,7 @@ class StreamWriter:
         dtype = self._table[name][1]
         positions = np.ascontiguousarray(changes.positions, np.int64)
         values = _value_bytes(changes.values, dtype, name)
-        self._native.add_found(index, positions, values, None if view is None else view.data)
+        self._native.add_found(index, positions, values, None if view is None else view.native)
 
     def partitions(self, name: str, *, base: Any, new: Any) -> Iterator[Partition]:
         """Compare one tensor's two states tile by tile, without writing: what a scanner yields.
@@ -253,7 +253,7 @@ class StreamWriter:
         old, after = as_view(base, name), as_view(new, name)
         index = self._entry(name, old, after)
         for tile in range(self._native.tiles(index)):
-            parts, result = self._native.partition(index, tile, old.data, after.data)
+            parts, result = self._native.partition(index, tile, old.native, after.native)
             if parts is not None:
                 yield from_parts(tile, parts, old.itemsize, result)
 

@@ -80,9 +80,14 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
+#: What the extension takes for a tensor: its bytes; or a shard's, with the whole matrix' rows and
+#: bytes of a row, and the row and byte at which the shard begins.
+NativeMatrix = Bytes | tuple[Bytes, int, int, int, int]
+
+
 @dataclass(frozen=True)
 class TensorView:
-    """The bytes of one tensor, where they lie.
+    """The bytes of one tensor, or of a shard of it, where they lie.
 
     Attributes:
         dtype: safetensors name, a key of ``ITEMSIZE``.
@@ -90,12 +95,15 @@ class TensorView:
         data: uint8 array of shape ``(rows, cols * itemsize)``; the last axis is
             contiguous, the distance between rows is free.
         owner: kept alive as long as the view is (a memory map, a tensor).
+        corner: of a shard, the row and column of its first element in the tensor's matrix; ``data``
+            then has the shard's rows and columns. None: the whole tensor.
     """
 
     dtype: str
     shape: tuple[int, ...]
     data: Bytes
     owner: object = None
+    corner: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEMSIZE:
@@ -103,6 +111,15 @@ class TensorView:
                 f"dtype {self.dtype!r} is not known; known are {', '.join(ITEMSIZE)}"
             )
         rows, cols = matrix_shape(self.shape)
+        if self.corner is not None:
+            held, width = self.data.shape
+            row, col = self.corner
+            if row < 0 or col < 0 or row + held > rows or col + width // self.itemsize > cols:
+                raise LayoutMismatch(
+                    f"a shard of {held} rows and {width // self.itemsize} columns from row {row} "
+                    f"and column {col} on lies outside a tensor of shape {list(self.shape)}"
+                )
+            rows, cols = held, width // self.itemsize
         if self.data.dtype != np.uint8 or self.data.shape != (rows, cols * self.itemsize):
             raise LayoutMismatch(
                 f"a {self.dtype} tensor of shape {list(self.shape)} needs uint8 data of shape "
@@ -163,11 +180,83 @@ class TensorView:
     @property
     def writable(self) -> bool:
         """Whether the bytes may be changed in place."""
-        return bool(self.data.flags.writeable) or self.nbytes == 0
+        return bool(self.data.flags.writeable) or self.data.size == 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the tensor is here."""
+        return self.corner is None or self.data.shape == (self.rows, self.cols * self.itemsize)
+
+    @property
+    def native(self) -> NativeMatrix:
+        """What the extension takes."""
+        if self.corner is None:
+            return self.data
+        row, col = self.corner
+        width = self.itemsize
+        return self.data, self.rows, self.cols * width, row, col * width
 
     def contiguous(self) -> Bytes:
         """The elements as flat bytes, without a copy where they lie in one piece."""
         return self.data.reshape(-1)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of a tensor, to be used wherever a tensor is.
+
+    Deltas and digests are those of the whole tensor: a rank applies just its part of a delta, and
+    deltas and state digests that ranks make of their shards add up to those of the whole.
+
+    Attributes:
+        tensor: the part: torch tensor (CPU), numpy array or ``TensorView``.
+        shape: shape of the whole tensor.
+        offset: index of the part's first element in it, one number a dimension.
+
+    A part is a box of the matrix that stands for the tensor (its last dimension by all others). So
+    of the dimensions but the last one only one may be split, and those before it have length 1 in
+    the part. It may not cut tiles: with the default tiling, equal parts for 2, 4 or 8 ranks of at
+    least 2^19 elements do not; for smaller ones make deltas with ``Tiling(min_elements=...)``.
+    """
+
+    tensor: Any
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+    def view(self, name: str = "") -> TensorView:
+        """The part's bytes.
+
+        Raises:
+            LayoutMismatch: it does not lie in the tensor, or is no box of its matrix.
+        """
+        local = as_view(self.tensor, name)
+        shape, offset = tuple(self.shape), tuple(self.offset)
+        if not len(local.shape) == len(shape) == len(offset) or local.corner is not None:
+            raise LayoutMismatch(
+                f"a shard of shape {list(local.shape)} needs a whole shape and an offset with as "
+                f"many dimensions, got {list(shape)} and {list(offset)}",
+                tensor=name or None,
+            )
+        inside = all(
+            first >= 0 and first + n <= all_
+            for first, n, all_ in zip(offset, local.shape, shape, strict=True)
+        )
+        leading = len(shape) if len(shape) < 2 else len(shape) - 1
+        # Dimensions of length 1, then one that may be split, then whole ones.
+        split = next((i for i in range(leading) if local.shape[i] != 1), leading)
+        is_box = all(local.shape[i] == shape[i] for i in range(split + 1, leading))
+        if not inside or not is_box:
+            what = "is no box of its matrix; pass its parts" if inside else "lies outside"
+            raise LayoutMismatch(
+                f"a shard of shape {list(local.shape)} at {list(offset)} of a tensor of shape "
+                f"{list(shape)} {what}",
+                tensor=name or None,
+            )
+        row = 0
+        for first, all_ in zip(offset[:leading], shape[:leading], strict=True):
+            row = row * all_ + first
+        col = offset[-1] if len(shape) >= 2 else 0
+        return TensorView(local.dtype, shape, local.data, self.tensor, (row, col))
 
 
 def _bytes_of_numpy(array: npt.NDArray[Any]) -> Bytes | None:
@@ -247,7 +336,7 @@ def _view_torch(tensor: torch.Tensor, name: str) -> TensorView:
 
 
 def as_view(tensor: Any, name: str = "") -> TensorView:
-    """The bytes of a ``torch.Tensor`` (CPU), numpy array or ``TensorView``, without copying.
+    """The bytes of a ``torch.Tensor`` (CPU), numpy array, ``Shard`` or ``TensorView``, not copied.
 
     Raises:
         LayoutMismatch: a dtype, device or stride that cannot be read in place; ``name`` is
@@ -255,6 +344,8 @@ def as_view(tensor: Any, name: str = "") -> TensorView:
     """
     if isinstance(tensor, TensorView):
         return tensor
+    if isinstance(tensor, Shard):
+        return tensor.view(name)
     if isinstance(tensor, np.ndarray):
         return _view_numpy(tensor, name)
     if isinstance(tensor, np.generic):
@@ -285,7 +376,7 @@ def require_writable(views: Mapping[str, TensorView]) -> None:
                 "that may be written",
                 tensor=name,
             )
-        if view.rows > 1 and view.cols and view.data.strides[0] < view.data.shape[1]:
+        if view.data.shape[0] > 1 and view.data.strides[0] < view.data.shape[1]:
             raise TargetError(
                 "the target's rows overlap in memory; pass a tensor of its own", tensor=name
             )
@@ -333,8 +424,9 @@ def shared_memory(views: Mapping[str, TensorView]) -> list[int | None]:
             other = matrices[j]
             same = (
                 _span(other.data) == (start, end)
-                and (other.dtype, other.shape) == (view.dtype, view.shape)
-                and (view.rows == 1 or other.data.strides == view.data.strides)
+                and (other.dtype, other.shape, other.corner)
+                == (view.dtype, view.shape, view.corner)
+                and (view.data.shape[0] == 1 or other.data.strides == view.data.strides)
             )
             if same:
                 first, later = min(i, j), max(i, j)

@@ -4,6 +4,10 @@ use deltawire_kernels::{Matrix, Target};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+/// Rows and bytes of a row of a whole matrix, and row and byte at which a shard of it begins.
+type Place = (usize, usize, usize, usize);
 
 /// A uint8 array of shape `(rows, row_bytes)` whose rows are contiguous, exported for as long as
 /// this lives, so that its memory can neither move nor go.
@@ -12,10 +16,28 @@ pub(crate) struct ByteMatrix {
     rows: usize,
     row_bytes: usize,
     row_stride: usize,
+    place: Option<Place>,
 }
 
 impl ByteMatrix {
-    pub(crate) fn new(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+    /// For an array; or for a shard, given as `(array, rows, row_bytes, row, byte)`.
+    pub(crate) fn new(matrix: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(tuple) = matrix.cast::<PyTuple>() {
+            let (array, rows, row_bytes, row, byte) = tuple.extract()?;
+            let mut memory = Self::new_whole(&array)?;
+            let fits = |first: usize, count: usize, all: usize| {
+                first.checked_add(count).is_some_and(|end| end <= all)
+            };
+            if !fits(row, memory.rows, rows) || !fits(byte, memory.row_bytes, row_bytes) {
+                return Err(PyValueError::new_err("the shard lies outside its tensor"));
+            }
+            memory.place = Some((rows, row_bytes, row, byte));
+            return Ok(memory);
+        }
+        Self::new_whole(matrix)
+    }
+
+    fn new_whole(array: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyBuffer::<u8>::get(array)?;
         let &[rows, row_bytes] = buffer.shape() else {
             return Err(PyValueError::new_err(
@@ -40,6 +62,7 @@ impl ByteMatrix {
             rows,
             row_bytes,
             row_stride,
+            place: None,
         })
     }
 
@@ -48,14 +71,17 @@ impl ByteMatrix {
         // SAFETY: the exporter guarantees that the elements of this shape and these strides (checked
         // in `new`) are readable while the export in `self` lives, which the lifetime ties the
         // matrix to. That nobody writes meanwhile is the documented contract of the Python API.
-        unsafe {
+        let memory = unsafe {
             Matrix::from_raw(
                 self.buffer.buf_ptr().cast::<u8>().cast_const(),
                 self.rows,
                 self.row_bytes,
                 self.row_stride,
             )
-        }
+        };
+        let shard = |(rows, row_bytes, row, byte)| memory.within(rows, row_bytes, row, byte);
+        // That it fits was checked in `new`.
+        self.place.and_then(shard).unwrap_or(memory)
     }
 
     /// For changing in place.
@@ -68,14 +94,20 @@ impl ByteMatrix {
         }
         // SAFETY: as in `matrix`; the export is writable and the rows do not overlap (just
         // checked), and `&mut self` keeps other views of this export away.
-        Ok(unsafe {
+        let memory = unsafe {
             Target::from_raw(
                 self.buffer.buf_ptr().cast(),
                 self.rows,
                 self.row_bytes,
                 self.row_stride,
             )
-        })
+        };
+        let Some((rows, row_bytes, row, byte)) = self.place else {
+            return Ok(memory);
+        };
+        memory
+            .within(rows, row_bytes, row, byte)
+            .ok_or_else(|| PyValueError::new_err("the shard lies outside its tensor"))
     }
 }
 

@@ -75,6 +75,18 @@ impl Plan {
             .proof
             .map(|p| (bytes16(p.base_state), p.result_state.to_bytes()))
     }
+
+    /// Sums of the digests before and after of what the target holds, where every tile of it was checked.
+    #[getter]
+    fn sums(&self) -> Option<([u8; 16], [u8; 16])> {
+        self.plan.sums.map(|[a, b]| (a.to_bytes(), b.to_bytes()))
+    }
+
+    /// What the delta adds to the state of what the target holds.
+    #[getter]
+    fn change(&self) -> [u8; 16] {
+        self.plan.change.to_bytes()
+    }
 }
 
 /// The header as a dictionary.
