@@ -25,6 +25,7 @@ from .board import (
     PullStats,
 )
 from .checkpoint import Checkpoint
+from .compose import compose
 from .digest import state_digest, tensor_digests
 from .errors import (
     BrokenChain,
@@ -98,6 +99,7 @@ __all__ = [
     "WrongVersion",
     "apply",
     "checkpoint",
+    "compose",
     "diff",
     "digest",
     "errors",

@@ -140,6 +140,14 @@ class PushReader:
     def finish(self) -> None: ...
     def header(self) -> dict[str, Any]: ...
 
+def compose(
+    sink: object,
+    deltas: list[Delta],
+    base: list[_Matrix] | None,
+    profile: str,
+    threads: int | None = None,
+    progress: _Progress | None = None,
+) -> tuple[int, int, int, bytes | None, bytes | None]: ...
 def tensor_digests(
     tensors: list[tuple[str, str, list[int]]],
     data: list[_Matrix],

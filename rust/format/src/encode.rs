@@ -236,6 +236,28 @@ pub fn tile<W: Word>(
     chunk::encode(&header, &positions.bytes, &values.bytes)
 }
 
+/// The chunk record of changes that must stay what they are: steps, where there are old elements, or new
+/// elements.
+pub fn known<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Vec<u8> {
+    let positions = encode_positions(profile, tile.positions, tile.elements);
+    let values = match tile.old {
+        Some(old) => with(ValueCodec::Step, |out| {
+            values::encode_steps(old, tile.new, tile.order, out)
+        }),
+        None => encode_values(Profile::Overwrite, tile),
+    };
+    let header = ChunkHeader {
+        positions: (positions.codec, positions.stage),
+        values: (values.codec, values.stage),
+        tensor: tile.tensor,
+        tile: tile.tile,
+        changes: tile.positions.len() as u32,
+        base: None,
+        result: tile.result,
+    };
+    chunk::encode(&header, &positions.bytes, &values.bytes)
+}
+
 /// The chunk record of a partition.
 pub fn partition<W: Word>(
     tensor: u32,

@@ -10,6 +10,7 @@
 //! - [`reader`] by range and [`push`] front to back: whole and checked chunks
 //! - [`state`]: digests of whole tensors
 //! - [`apply`]: what a delta would do to a target, and doing it
+//! - [`compose`]: several deltas folded into one
 //!
 //! No input makes this crate panic or take memory that the input has not earned.
 
@@ -22,6 +23,7 @@ pub mod chunk;
 pub mod classify;
 pub mod codec;
 mod columns;
+pub mod compose;
 pub mod dtype;
 pub mod encode;
 pub mod error;

@@ -38,7 +38,7 @@ pub(crate) struct EncodedTile {
 }
 
 impl EncodedTile {
-    fn new(tensor: u32, tile: u32) -> Self {
+    pub(crate) fn new(tensor: u32, tile: u32) -> Self {
         Self {
             tensor,
             tile,

@@ -368,7 +368,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    fn write_tile(&mut self, tile: EncodedTile) -> Result<()> {
+    pub(crate) fn write_tile(&mut self, tile: EncodedTile) -> Result<()> {
         let t = tile.tensor as usize;
         self.digests[t] = self.digests[t].map(|[a, b]| [a.plus(tile.base), b.plus(tile.result)]);
         if tile.record.is_empty() {
@@ -386,6 +386,18 @@ impl<W: Write> Writer<W> {
         self.offset += u64::from(length);
         self.index.changed += tile.changed;
         Ok(())
+    }
+
+    /// As [`Writer::finish`], with states and digests that are known otherwise.
+    pub(crate) fn finish_as(
+        mut self,
+        (base, result): (Option<Digest>, Option<Digest>),
+        digests: Vec<Option<u32>>,
+    ) -> Result<(W, Summary)> {
+        self.index.result_state = result;
+        self.index.base_state = base.filter(|_| self.header.base_state.is_none());
+        self.index.digests = digests;
+        self.write_end(base, result)
     }
 
     /// Writes index and trailer, and hands the sink back.
@@ -421,6 +433,10 @@ impl<W: Write> Writer<W> {
                     .map(|d| d[1].lanes[0] as u32)
             })
             .collect();
+        self.write_end(base, result)
+    }
+
+    fn write_end(mut self, base: Option<Digest>, result: Option<Digest>) -> Result<(W, Summary)> {
         let index = self.index.encode(&self.limits)?;
         let trailer = encode_trailer(index.len() as u32);
         self.sink.write_all(&index)?;

@@ -24,7 +24,7 @@ use crate::writer::bytes16;
 type ChunkRow = (u32, u32, u32, usize, String, Option<u64>);
 
 /// Where a delta lies.
-enum Source {
+pub(crate) enum Source {
     File(File, u64),
     Bytes(PyBackedBytes),
 }
@@ -47,7 +47,7 @@ impl ReadAt for Source {
 
 #[pyclass(frozen, module = "deltawire._native")]
 pub(crate) struct Delta {
-    delta: deltawire_format::Delta<Source>,
+    pub(crate) delta: deltawire_format::Delta<Source>,
     tensors: Arc<Vec<Tensor>>,
 }
 

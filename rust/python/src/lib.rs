@@ -1,10 +1,11 @@
 //! The extension module `deltawire._native`: conversion and error mapping only.
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
-//! back) and [`state`] digests; the board crate's in [`board`]. Long work runs without the GIL.
+//! back), [`compose`] and [`state`] digests; the board crate's in [`board`]. Long work runs without the GIL.
 
 mod board;
 mod buffer;
+mod compose;
 mod delta;
 mod errors;
 mod partition;
@@ -34,6 +35,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<delta::Plan>()?;
     module.add_class::<push::Chunk>()?;
     module.add_class::<push::PushReader>()?;
+    module.add_function(wrap_pyfunction!(compose::compose, module)?)?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;
     board::register(module)

@@ -17,14 +17,14 @@ use crate::pool::pool;
 use crate::sink::PySink;
 
 /// Bytes collected before the sink is called.
-const BUFFER: usize = 1 << 20;
+pub(crate) const BUFFER: usize = 1 << 20;
 
 /// Name, dtype, shape, and tile shape if not the default.
 type TensorSpec = (String, String, Vec<u64>, Option<[u64; 2]>);
 /// Index in the table, elements before, elements after.
 type PairSpec<'py> = (u32, Bound<'py, PyAny>, Bound<'py, PyAny>);
 /// Bytes, changed elements, chunks, base state, result state.
-type SummaryTuple = (u64, u64, u64, Option<[u8; 16]>, Option<[u8; 16]>);
+pub(crate) type SummaryTuple = (u64, u64, u64, Option<[u8; 16]>, Option<[u8; 16]>);
 
 type Inner = deltawire_format::Writer<BufWriter<PySink>>;
 
@@ -40,6 +40,16 @@ fn gone() -> PyErr {
 
 pub(crate) fn bytes16(digest: Option<Digest>) -> Option<[u8; 16]> {
     digest.map(Digest::to_bytes)
+}
+
+pub(crate) fn summary_tuple(summary: &Summary) -> SummaryTuple {
+    (
+        summary.bytes,
+        summary.changed,
+        summary.chunks,
+        bytes16(summary.base_state),
+        bytes16(summary.result_state),
+    )
 }
 
 pub(crate) fn build_tensors(
@@ -260,13 +270,7 @@ impl Writer {
             .detach(move || inner.finish())
             .map_err(|e| to_python(py, e))?
             .1;
-        Ok((
-            summary.bytes,
-            summary.changed,
-            summary.chunks,
-            bytes16(summary.base_state),
-            bytes16(summary.result_state),
-        ))
+        Ok(summary_tuple(&summary))
     }
 
     /// Drops the delta: nothing more reaches the sink.

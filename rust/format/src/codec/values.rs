@@ -89,6 +89,11 @@ impl<W: Word> Values<W> {
         }
     }
 
+    /// Steps or new values, in the order of the positions.
+    pub(crate) fn words(&self) -> &[W] {
+        &self.words
+    }
+
     /// Replaces them by steps, in this order.
     pub(crate) fn set_steps(&mut self, steps: &[W], order: &[u32]) {
         self.steps = true;
