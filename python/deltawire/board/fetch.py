@@ -121,7 +121,8 @@ def _fetch(
     try:
         file = tempfile.TemporaryFile(dir=spool, prefix="deltawire-")  # noqa: SIM115
         try:
-            fetch_object(board, item, file, progress)
+            with of_version(manifest.version):
+                fetch_object(board, item, file, progress)
             file.flush()
         except BaseException:
             file.close()
@@ -135,6 +136,17 @@ def _fetch(
         ) from error
     place = f"{board.url.rstrip('/')}/{item.path}"
     return FetchedDelta(manifest, place, file, time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def of_version(version: int) -> Iterator[None]:
+    """Errors name the version, where they do not name one yet."""
+    try:
+        yield
+    except DeltawireError as error:
+        if error.version is None:
+            error.version = version
+        raise
 
 
 class Counting:
