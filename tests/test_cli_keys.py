@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import deltawire as dw
-from board_runs import holds, manifest_path, model
+from board_runs import delta_path, flip, holds, manifest_path, model
 from cli_runs import Cli, spawn
 from deltawire.checkpoint import write_checkpoint
 from deltawire.tensors import as_view
@@ -107,6 +107,37 @@ def test_what_is_refused(cli: Cli, signed: Path) -> None:
     )
     assert "not signed" in done.err
     assert not manifest_path(board, 3).exists()
+
+
+def test_verify_a_delta_file(cli: Cli, signed: Path) -> None:
+    """Alone it tells nothing of who made it; with the board and keys it does."""
+    board, public, file = signed / "board", signed / "trainer.pub", signed / "1.dw"
+    shutil.copy(delta_path(board, 1), file)
+    words = ("verify", file, "--base", signed / "step-0")
+    trusting = (*words, "--board", board, "--trusted-keys", public)
+    assert "signed by trainer" in cli(*trusting).out
+    value = cli(*trusting, "--json").json
+    assert (value["signer"], value["verified"]) == ("trainer", True)
+    assert "signed by" not in cli(*words, "--board", board).out
+    assert cli(*words, "--trusted-keys", public, status=2).err
+    # As good a delta as any, from and to the same states, but not the publisher's.
+    file.unlink()
+    cli("diff", signed / "step-0", signed / "step-1", "-o", file, "--base-version", "0")
+    cli(*words)
+    error = cli(*trusting, "--json", status=3).json["error"]
+    assert (error["kind"], error["version"], error["path"]) == ("untrusted", 1, str(file))
+    sound = delta_path(board, 1).read_bytes()
+    for other in (sound + b"\0", sound[:-1]):
+        file.write_bytes(other)
+        with pytest.raises(dw.UntrustedDelta, match="not the delta"):
+            dw.Board(board).check_delta(file, 1)
+    file.write_bytes(sound)
+    assert dw.Board(board).check_delta(file, 1).version == 1
+    with pytest.raises(dw.WrongVersion, match="only an anchor"):
+        dw.Board(board).check_delta(file, 0)
+    flip(delta_path(board, 1), 100)
+    with pytest.raises(dw.UntrustedDelta):
+        dw.Board(board).check_delta(file, 1)
 
 
 def test_a_bad_key_publishes_nothing(cli: Cli, signed: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from .. import _native
 from ..errors import WrongVersion
+from .fetch import check_file
 from .follower import Follower
 from .manifest import Manifest
 from .publisher import Publisher
@@ -147,6 +148,23 @@ class Board:
         for item in manifest.objects:
             self._store.fetch(item.path, item.bytes, item.blake3, file)
         return manifest.bytes
+
+    def check_delta(self, path: str | os.PathLike[str], version: int) -> Manifest:
+        """Check that a file is the very delta of a version, as its manifest names it.
+
+        With trusted keys this tells who made the file, which a delta alone does not.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            WrongVersion: no such version, or it has no delta.
+            UntrustedDelta: the file has other bytes, or no trusted key signed the manifest.
+            StoreError: the file or the board cannot be read.
+        """
+        manifest = self.manifest(version)
+        check_file(self, manifest, path)
+        return manifest
 
     def publisher(self, *, run: str | None = None, key: SigningKey | None = None) -> Publisher:
         """Open the board for publishing; fences every publisher that was opened before.
