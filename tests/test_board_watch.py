@@ -179,6 +179,28 @@ def test_earlier_versions_of_a_sound_board(root: Path, tmp_path: Path) -> None:
     assert reader.version == 1
 
 
+def test_a_publisher_starts_no_second_history(root: Path, tmp_path: Path) -> None:
+    board = dw.Board(root)
+    with board.publisher() as publisher:
+        publisher.publish(5, base=model(4), new=model(5))
+        sound = Path(shutil.copytree(root, tmp_path / "sound"))
+        for version in (4, 2):
+            roll_back(root, version)
+            with pytest.raises(dw.RolledBack, match="this publisher committed 5") as caught:
+                publisher.publish(base=model(version), new=model(version + 1))
+            assert (caught.value.version, board.head()) == (5, version)
+        with pytest.raises(dw.RolledBack):
+            publisher.publish_anchor(None, model(3))
+        shutil.copytree(sound, root, dirs_exist_ok=True)
+        # Another publisher's version 5 is no better than none.
+        roll_back(sound, 4)
+        publish_signed(dw.Board(sound), None, 5, 5)
+        replaced(root, sound, 5)
+        with pytest.raises(dw.RolledBack, match="this publisher committed 5"):
+            publisher.publish(6, base=model(5), new=model(6))
+        assert board.head() == 5
+
+
 # --- Pulled directories ------------------------------------------------------------------
 
 

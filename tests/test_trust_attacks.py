@@ -186,6 +186,29 @@ def test_altered_bytes(
     readers.go_on()
 
 
+def test_every_bit_of_a_signed_record(root: Path, trust: dw.Trust) -> None:
+    """None of them can change without being noticed, in manifest and anchor record."""
+    board = dw.Board(root)
+    ring = trust.keyring()
+    found = board.store.manifest(4), board.store.anchor_record(3)
+    assert found[0] is not None
+    assert found[1] is not None
+    checks: list[tuple[bytes, Callable[[bytes], str]]] = [
+        (found[0][0], lambda raw: ring.check_manifest(board.store, 4, raw)),
+        (
+            found[1][0],
+            lambda raw: ring.check_anchor(board.store, 3, 4, "test", False, raw),
+        ),
+    ]
+    for record, check in checks:
+        assert check(record) == "trainer"
+        for bit in range(8 * len(record)):
+            altered = bytearray(record)
+            altered[bit // 8] ^= 1 << bit % 8
+            with pytest.raises((dw.UntrustedDelta, dw.UnsupportedDelta, dw.LimitExceeded)):
+                check(bytes(altered))
+
+
 # --- Signatures --------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from ..digest import state_digest
 from ..errors import (
     BrokenChain,
     DeltawireError,
+    RolledBack,
     StoreError,
     UntrustedDelta,
     VersionConflict,
@@ -119,6 +120,7 @@ class Publisher:
         self._run = run
         self._epoch = self._store.acquire_epoch(secrets.token_hex(16), _now_ms())
         self._anchor: VersionRef | None = None
+        self._last: VersionRef | None = None
         self._closed = False
 
     @property
@@ -332,9 +334,10 @@ class Publisher:
             raise StoreError("this publisher is closed; open another", path=self._board.url)
         self._store.check_epoch(self._epoch)
         version = self._board.head()
-        if version is None:
+        head = None if version is None else self._board.manifest(version)
+        self._require_last(head)
+        if version is None or head is None:
             return None
-        head = self._board.manifest(version)
         if self._run is not None and self._run != head.run:
             raise BrokenChain(
                 f"the board is of run {head.run!r}, not {self._run!r}; use another board",
@@ -342,6 +345,21 @@ class Publisher:
                 path=self._board.url,
             )
         return head
+
+    def _require_last(self, head: Manifest | None) -> None:
+        """Refuse a board without the last version from here: a second history would begin."""
+        last = self._last
+        if last is None or (head is not None and head.version > last.version):
+            return
+        if head is None or head.ref != last:
+            ends = "is empty" if head is None else f"ends at {head.version}, {head.digest}"
+            raise RolledBack(
+                f"the board {ends}, but this publisher committed {last.version}, {last.digest}: "
+                "somebody put another copy in its place. Restore it, or open a publisher anew if "
+                "that was you",
+                version=last.version,
+                path=self._board.url,
+            )
 
     def _next(self, version: int | None, head: Manifest) -> int:
         following = head.version + 1
@@ -439,7 +457,9 @@ class Publisher:
         raw = manifest.to_json()
         attempt.commit_begun = True
         key = None if self._key is None else self._key.native
-        return self._store.commit(manifest.version, raw, key)
+        digest = self._store.commit(manifest.version, raw, key)
+        self._last = VersionRef(manifest.version, digest)
+        return digest
 
     def _add_anchor(self, attempt: _Attempt, existing: Manifest, files: AnchorFiles) -> None:
         record = AnchorRecord(
