@@ -185,9 +185,9 @@ def test_an_interrupt_around_the_commit(
         def __getattr__(self, name: str) -> Any:
             return getattr(self._store, name)
 
-        def commit(self, version: int, manifest: bytes) -> str:
+        def commit(self, version: int, manifest: bytes, key: Any) -> str:
             if begun:
-                self._store.commit(version, manifest)
+                self._store.commit(version, manifest, key)
             raise KeyboardInterrupt
 
     before = versions_and_objects(root)

@@ -17,7 +17,18 @@ from conftest import ROOT
 from deltawire import _native, errors
 
 PACKAGE = ROOT / "python" / "deltawire"
-VERBS = ["diff", "apply", "verify", "inspect", "publish", "pull", "log", "demo"]
+VERBS = [
+    "diff",
+    "apply",
+    "verify",
+    "inspect",
+    "publish",
+    "pull",
+    "log",
+    "keygen",
+    "introduce",
+    "demo",
+]
 ERRORS = [
     cls
     for _, cls in inspect.getmembers(errors, inspect.isclass)
@@ -25,7 +36,7 @@ ERRORS = [
 ]
 SPECIFIC = [cls for cls in ERRORS if cls is not errors.DeltawireError]
 # Raised in Python alone: safetensors headers and targets never reach Rust before they are checked.
-PYTHON_ONLY = {"checkpoint", "target"}
+PYTHON_ONLY = {"checkpoint", "target", "rolled-back", "stale"}
 
 WITHOUT_TORCH = """
 import sys

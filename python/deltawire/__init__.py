@@ -8,6 +8,7 @@
 - ``stage``: check and prove first, commit in O(changes) later
 - ``state_digest``: the additive digest that proves which bits a model holds
 - ``Board``: publish immutable versions, follow them, pull checkpoints
+- ``SigningKey``, ``PublicKey``, ``Trust``: sign versions, refuse those that no trusted key signed
 
 torch is optional: tensors may be torch CPU tensors, numpy arrays or ``TensorView``, or a ``Shard``
 of one.
@@ -20,9 +21,13 @@ from .board import (
     Board,
     Follower,
     Manifest,
+    PublicKey,
     Publisher,
     PublishStats,
     PullStats,
+    SigningKey,
+    Stale,
+    Trust,
 )
 from .checkpoint import Checkpoint
 from .compose import compose
@@ -32,8 +37,11 @@ from .errors import (
     CorruptCheckpoint,
     CorruptDelta,
     DeltawireError,
+    KeyFileError,
     LayoutMismatch,
     LimitExceeded,
+    RolledBack,
+    StaleBoard,
     StoreError,
     TargetError,
     TargetTorn,
@@ -74,16 +82,22 @@ __all__ = [
     "DeltaStats",
     "DeltawireError",
     "Follower",
+    "KeyFileError",
     "LayoutMismatch",
     "LimitExceeded",
     "Limits",
     "Manifest",
     "Partition",
+    "PublicKey",
     "PublishStats",
     "Publisher",
     "PullStats",
+    "RolledBack",
     "Shard",
+    "SigningKey",
     "Staged",
+    "Stale",
+    "StaleBoard",
     "StoreError",
     "StreamReader",
     "StreamWriter",
@@ -92,6 +106,7 @@ __all__ = [
     "TensorInfo",
     "TensorView",
     "Tiling",
+    "Trust",
     "UnsupportedDelta",
     "UntrustedDelta",
     "VersionConflict",

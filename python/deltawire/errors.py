@@ -138,6 +138,13 @@ class BrokenChain(DeltawireError):
     exit_status = 4
 
 
+class RolledBack(BrokenChain):
+    """A board that ends before, or differs from, what this reader has already seen of it."""
+
+    kind = "rolled-back"
+    exit_status = 4
+
+
 # --- The surroundings failed; nothing was changed, try again. ------------------------
 
 
@@ -146,6 +153,23 @@ class StoreError(DeltawireError):
 
     kind = "store"
     exit_status = 5
+
+
+class StaleBoard(DeltawireError):
+    """A board whose newest version is older than the reader allows."""
+
+    kind = "stale"
+    exit_status = 5
+
+
+# --- Keys. ---------------------------------------------------------------------------
+
+
+class KeyFileError(DeltawireError):
+    """A key file that cannot be used, that others can read, or that exists already."""
+
+    kind = "key-file"
+    exit_status = 1
 
 
 # --- The target. ---------------------------------------------------------------------

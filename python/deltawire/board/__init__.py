@@ -3,7 +3,8 @@
 ``board`` is the entrance; ``publisher`` and ``anchor`` write; ``plan`` decides how a reader
 gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas,
 ``follower`` to tensors in memory and ``pull`` to a checkpoint directory; ``manifest`` is what all
-of them speak about. The protocol itself is in Rust (``spec/commit-v1.md``).
+of them speak about. ``trust`` is about keys, ``records`` where signatures are checked, ``watch``
+what a reader remembers. The protocol itself is in Rust (``spec/commit-v1.md``).
 """
 
 from .board import Board
@@ -12,6 +13,8 @@ from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
 from .publisher import Publisher, PublishStats
 from .pull import PullStats
 from .steps import AdvanceStats
+from .trust import PublicKey, SigningKey, Trust
+from .watch import Stale
 
 __all__ = [
     "AdvanceStats",
@@ -20,8 +23,12 @@ __all__ = [
     "Follower",
     "Manifest",
     "ObjectRef",
+    "PublicKey",
     "PublishStats",
     "Publisher",
     "PullStats",
+    "SigningKey",
+    "Stale",
+    "Trust",
     "VersionRef",
 ]

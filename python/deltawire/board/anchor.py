@@ -22,7 +22,7 @@ from ..checkpoint.write import split_shards, write_stream
 from ..digest import state_digest
 from ..errors import CorruptCheckpoint, LayoutMismatch, StoreError, UntrustedDelta
 from ..tensors import Bytes, TensorView, as_views, require_writable
-from .fetch import Counting, Progress, fetch_object
+from .fetch import Counting, Progress, fetch_object, of_version
 from .manifest import AnchorFiles, Manifest, ObjectRef
 from .plan import Anchor
 
@@ -203,8 +203,9 @@ class AnchorLoader:
         require_writable(self._views)
         self._places = []
         for file in self._weights():
-            fetch_object(self._board, file, None, None)
-            self._places += [(file, entry) for entry in self._read_header(file)]
+            with of_version(self.manifest.version):
+                fetch_object(self._board, file, None, None)
+                self._places += [(file, entry) for entry in self._read_header(file)]
         self._compare()
         self.check_seconds = time.perf_counter() - started
 

@@ -10,10 +10,14 @@ from typing import Any, BinaryIO
 
 from .. import _native
 from ..errors import WrongVersion
+from .fetch import check_file
 from .follower import Follower
 from .manifest import Manifest
 from .publisher import Publisher
 from .pull import PullStats, pull
+from .records import Records
+from .trust import PublicKey, SigningKey, Trust
+from .watch import OnStale
 
 #: While waiting for a version, how often the head is looked for in case it was passed by.
 _POLLS_PER_HEAD = 32
@@ -26,13 +30,22 @@ class Board:
         url: a path, ``file:///path`` or ``memory://name`` (shared by this process). Manifests,
             objects and anchors lie right below it.
         create: make the directory, or memory store, if it is missing.
+        trust: keys that must have signed what is read, by every method here and by all who use
+            this board; None: signatures are ignored.
 
     Raises:
         StoreError: an unknown scheme, or no board there.
     """
 
-    def __init__(self, url: str | os.PathLike[str], *, create: bool = False) -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        trust: Trust | None = None,
+    ) -> None:
         self._store = _native.BoardStore(os.fspath(url), create)
+        self._records = Records(self._store, self._store.url, trust)
         self._known: int | None = None
 
     @property
@@ -44,6 +57,11 @@ class Board:
     def store(self) -> _native.BoardStore:
         """The storage operations beneath."""
         return self._store
+
+    @property
+    def records(self) -> Records:
+        """The manifests and anchor records, with their signatures checked."""
+        return self._records
 
     def __repr__(self) -> str:
         return f"<Board {self.url!r}>"
@@ -64,7 +82,7 @@ class Board:
         Raises:
             WrongVersion: no such version.
             UntrustedDelta, UnsupportedDelta, LimitExceeded: what is stored is no manifest that
-                can be used.
+                can be used, or no trusted key signed it.
         """
         found = self.find_manifest(version)
         if found is None:
@@ -75,8 +93,7 @@ class Board:
 
     def find_manifest(self, version: int) -> Manifest | None:
         """As :meth:`manifest`, but None where there is no such version."""
-        record = self._store.manifest(version) if version >= 0 else None
-        return None if record is None else Manifest.from_json(*record)
+        return self._records.manifest(version)
 
     def log(self, limit: int | None = None) -> list[Manifest]:
         """The newest manifests, newest first, back to the oldest that is retained."""
@@ -132,13 +149,65 @@ class Board:
             self._store.fetch(item.path, item.bytes, item.blake3, file)
         return manifest.bytes
 
-    def publisher(self, *, run: str | None = None) -> Publisher:
+    def check_delta(self, path: str | os.PathLike[str], version: int) -> Manifest:
+        """Check that a file is the very delta of a version, as its manifest names it.
+
+        With trusted keys this tells who made the file, which a delta alone does not.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            WrongVersion: no such version, or it has no delta.
+            UntrustedDelta: the file has other bytes, or no trusted key signed the manifest.
+            StoreError: the file or the board cannot be read.
+        """
+        manifest = self.manifest(version)
+        check_file(self, manifest, path)
+        return manifest
+
+    def publisher(self, *, run: str | None = None, key: SigningKey | None = None) -> Publisher:
         """Open the board for publishing; fences every publisher that was opened before.
 
         Args:
             run: name of the run, written into every version; by default that of the head.
+            key: signs every manifest and anchor record; None: they are not signed.
         """
-        return Publisher(self, run=run)
+        return Publisher(self, run=run, key=key)
+
+    def introduce_key(self, new: PublicKey, *, by: SigningKey, first: int | None = None) -> int:
+        """Tell readers who trust ``by`` to trust ``new`` from a version on, and ``by`` before it.
+
+        Stop the publisher, introduce the new key, and publish with it from then on.
+
+        Args:
+            new: of a name that the board has not seen.
+            by: the key that has signed so far.
+            first: the first version that ``new`` signs; None: the one after the head.
+
+        Returns:
+            ``first``.
+
+        Raises:
+            WrongVersion: the board is empty, or has reached ``first`` already.
+            VersionConflict: a key of this name was introduced before.
+            KeyFileError: both keys have the same name.
+            StoreError: the store failed.
+        """
+        head = self.head()
+        following = None if head is None else head + 1
+        if head is None or following is None or (first is not None and first < following):
+            raise WrongVersion(
+                "a key is introduced for versions to come, on a board that has some",
+                version=first,
+                path=self.url,
+            )
+        first = following if first is None else first
+        run = self.manifest(head).run
+        by.native.introduce(
+            self._store, run, new.name, new.ed25519.hex(), first, time.time_ns() // 1_000_000
+        )
+        return first
 
     def follower(
         self,
@@ -148,6 +217,9 @@ class Board:
         state: bytes | None = None,
         threads: int | None = None,
         spool: str | os.PathLike[str] | None = None,
+        memory: str | os.PathLike[str] | None = None,
+        max_age: float | None = None,
+        on_stale: OnStale | None = None,
     ) -> Follower:
         """Follow the board with tensors that are changed in place.
 
@@ -159,8 +231,23 @@ class Board:
             state: 16 bytes, checked against that version's manifest.
             threads: for decoding; by default all cores.
             spool: directory for deltas on their way; by default the system's.
+            memory: file that keeps the newest version seen, for a follower that is started again;
+                one file for each follower. A board that went back behind it is refused.
+            max_age: seconds that the newest version may be old when it is looked for.
+            on_stale: called with a ``Stale`` where it is older, and the follower goes on; None:
+                ``StaleBoard`` is raised, before the target changes.
         """
-        return Follower(self, target, version=version, state=state, threads=threads, spool=spool)
+        return Follower(
+            self,
+            target,
+            version=version,
+            state=state,
+            threads=threads,
+            spool=spool,
+            memory=memory,
+            max_age=max_age,
+            on_stale=on_stale,
+        )
 
     def pull(
         self,
@@ -169,6 +256,18 @@ class Board:
         version: int | None = None,
         threads: int | None = None,
         progress: Callable[[int], object] | None = None,
+        memory: str | os.PathLike[str] | None = None,
+        max_age: float | None = None,
+        on_stale: OnStale | None = None,
     ) -> PullStats:
         """Bring a checkpoint directory to a version; see :func:`deltawire.board.pull.pull`."""
-        return pull(self, directory, version=version, threads=threads, progress=progress)
+        return pull(
+            self,
+            directory,
+            version=version,
+            threads=threads,
+            progress=progress,
+            memory=memory,
+            max_age=max_age,
+            on_stale=on_stale,
+        )

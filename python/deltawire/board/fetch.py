@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
-from ..errors import DeltawireError, StoreError, UntrustedDelta
+from ..errors import DeltawireError, StoreError, UntrustedDelta, WrongVersion
 from ..reader import inspect
 from .manifest import Manifest, ObjectRef
 
@@ -121,7 +121,8 @@ def _fetch(
     try:
         file = tempfile.TemporaryFile(dir=spool, prefix="deltawire-")  # noqa: SIM115
         try:
-            fetch_object(board, item, file, progress)
+            with of_version(manifest.version):
+                fetch_object(board, item, file, progress)
             file.flush()
         except BaseException:
             file.close()
@@ -135,6 +136,17 @@ def _fetch(
         ) from error
     place = f"{board.url.rstrip('/')}/{item.path}"
     return FetchedDelta(manifest, place, file, time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def of_version(version: int) -> Iterator[None]:
+    """Errors name the version, where they do not name one yet."""
+    try:
+        yield
+    except DeltawireError as error:
+        if error.version is None:
+            error.version = version
+        raise
 
 
 class Counting:
@@ -164,6 +176,48 @@ def fetch_object(
     if progress is not None:
         sink = Counting(file if file is not None else _Nowhere(), progress)
     board.store.fetch(item.path, item.bytes, item.blake3, sink)
+
+
+def check_file(board: Board, manifest: Manifest, path: str | os.PathLike[str]) -> None:
+    """Check that a file is the very delta of a manifest.
+
+    Raises:
+        WrongVersion: the version has no delta.
+        UntrustedDelta: the file, or what lies on the board, has other bytes than the manifest says.
+        StoreError: one of them cannot be read.
+    """
+    if not manifest.objects:
+        raise WrongVersion(
+            "this version has no delta, only an anchor", version=manifest.version, path=board.url
+        )
+    (item,) = manifest.objects
+    try:
+        # What is fetched is checked against the manifest, and the file against what is fetched.
+        with open(path, "rb") as file, of_version(manifest.version):
+            same = _Same(file)
+            board.store.fetch(item.path, item.bytes, item.blake3, same)
+            if same.differs or file.read(1):
+                raise UntrustedDelta(
+                    f"this is not the delta that {board.url} has for its version: do not use it; "
+                    "pull from the board",
+                    path=os.fspath(path),
+                )
+    except OSError as error:
+        raise StoreError(
+            f"cannot be read: {error.strerror or error}", path=os.fspath(path)
+        ) from error
+
+
+class _Same:
+    """A sink that compares what it is given with a file, from its beginning."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.differs = False
+
+    def write(self, data: bytes) -> int:
+        self.differs = self.differs or self._file.read(len(data)) != data
+        return len(data)
 
 
 class _Nowhere:

@@ -13,6 +13,7 @@ from .anchor import AnchorLoader
 from .manifest import Manifest
 from .plan import Held, find_path
 from .steps import AdvanceStats, DeltaRun
+from .watch import OnStale, Watch
 
 if TYPE_CHECKING:
     from .board import Board
@@ -34,11 +35,16 @@ class Follower:
         state: bytes | None = None,
         threads: int | None = None,
         spool: str | os.PathLike[str] | None = None,
+        memory: str | os.PathLike[str] | None = None,
+        max_age: float | None = None,
+        on_stale: OnStale | None = None,
     ) -> None:
         """Use :meth:`deltawire.Board.follower`.
 
         Raises:
             WrongBase: ``state`` is not that of ``version``.
+            RolledBack: that version is not the one remembered.
+            UntrustedDelta: no trusted key signed it.
         """
         self._board = board
         self._target = target
@@ -46,6 +52,7 @@ class Follower:
         self._spool = spool
         self._loader: AnchorLoader | None = None
         self._run: DeltaRun | None = None
+        self._watch = Watch(board, memory, max_age, on_stale)
         self._held = None if version is None else Held(version, None, state)
         own = None if version is None else board.find_manifest(version)
         if own is not None:
@@ -56,6 +63,8 @@ class Follower:
                     version=version,
                     path=board.url,
                 )
+            self._watch.recall(Held(own.version, own.digest, own.result_state), [])
+            self._watch.see(own, newest=False)
             self._arrive(own)
 
     @property
@@ -67,6 +76,11 @@ class Follower:
     def state(self) -> bytes | None:
         """The state digest of that version, 16 bytes; None: not known."""
         return None if self._held is None else self._held.state
+
+    @property
+    def seen(self) -> int | None:
+        """The newest version that was seen of the board; it must not go back behind it."""
+        return None if self._watch.seen is None else self._watch.seen.version
 
     @property
     def target(self) -> Mapping[str, Any]:
@@ -86,6 +100,8 @@ class Follower:
         Raises:
             WrongVersion: ``to`` does not exist, or was passed.
             BrokenChain: the manifests do not link up from the version held.
+            RolledBack: the board ends before, or differs from, what was seen of it.
+            StaleBoard: its newest version is older than ``max_age``.
             UntrustedDelta, CorruptDelta: an object was altered; nothing was changed.
             WrongBase: the target does not hold the bits of its version.
             LayoutMismatch: names, dtypes or shapes disagree.
@@ -103,9 +119,13 @@ class Follower:
             The versions that :meth:`commit` will write.
         """
         self.discard()
-        if to is None and self._held is not None and self._board.head() == self._held.version:
+        held, seen = self._held, self._watch.seen
+        newest = held if held is None or seen is None or seen.version <= held.version else None
+        if to is None and newest is not None and self._board.head() == newest.version:
+            self._watch.check_age()
             return []  # what most polls find
-        path = find_path(self._board, self._held, to)
+        path = find_path(self._board, held, to, seen=seen)
+        self._watch.see(path.goal, newest=to is None)
         base = self.state
         loader = None
         if path.anchor is not None:

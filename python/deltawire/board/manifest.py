@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from .. import _native
 from ..types import Record
 
 # ``bytes`` is also a figure of the classes below.
@@ -78,6 +79,8 @@ class Manifest(Record):
         write_id: random name of the attempt that committed it.
         time: of the commit, in seconds since 1970; informative.
         meta: the publisher's own text.
+        signer: name of the key that it says it is signed with; empty without a signature. True
+            only where the board was opened with trusted keys.
         digest: BLAKE3 of the manifest's bytes, 64 hexadecimal digits; empty before a commit.
     """
 
@@ -98,6 +101,7 @@ class Manifest(Record):
     time: float
     run: str = ""
     meta: Mapping[str, str] = field(default_factory=dict)
+    signer: str = ""
     digest: str = ""
 
     @property
@@ -147,6 +151,7 @@ class Manifest(Record):
             time=value["time_ms"] / 1000,
             run=value.get("run", ""),
             meta=value.get("meta", {}),
+            signer=_native.record_signer(raw) or "",
             digest=digest,
         )
 

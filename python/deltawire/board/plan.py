@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import BrokenChain, UntrustedDelta, WrongVersion
-from .manifest import AnchorFiles, AnchorRecord, Manifest
+from ..errors import BrokenChain, RolledBack, UntrustedDelta, WrongVersion
+from .manifest import AnchorFiles, Manifest
 
 if TYPE_CHECKING:
     from .board import Board
+    from .records import Start
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,12 @@ class Path:
 
 
 def find_path(
-    board: Board, held: Held | None, to: int | None, *, from_anchor: bool = False
+    board: Board,
+    held: Held | None,
+    to: int | None,
+    *,
+    from_anchor: bool = False,
+    seen: Held | None = None,
 ) -> Path:
     """The cheapest validated path to version ``to`` (None: the head).
 
@@ -69,13 +75,18 @@ def find_path(
         held: what the reader holds; None: nothing that is known.
         from_anchor: begin with an anchor whatever is held. The chain from ``held`` is
             still validated.
+        seen: the newest version that the reader has seen; the board must still hold it, or
+            continue it.
 
     Raises:
         WrongVersion: the board is empty, ``to`` is not there, or was passed already.
         BrokenChain: manifests do not link up, or there is no usable anchor where one is needed.
-        UntrustedDelta: the board holds another history than ``held``.
+        RolledBack: the board ends before, or holds another history than, ``held`` or ``seen``.
+        UntrustedDelta: a record is not what it should be, or not signed by a trusted key.
     """
-    goal = _goal(board, held, to)
+    goal = _goal(board, held, to, seen)
+    if seen is not None and (held is None or seen.version != held.version):
+        _check_seen(board, seen, goal)
     chain = None if held is None else _chain_from(board, held, goal)
     paths = []
     if chain is not None and not from_anchor and all(item.objects for item in chain):
@@ -97,18 +108,12 @@ def find_path(
     return min(paths, key=lambda path: path.bytes)
 
 
-def _goal(board: Board, held: Held | None, to: int | None) -> Manifest:
+def _goal(board: Board, held: Held | None, to: int | None, seen: Held | None) -> Manifest:
     if to is None:
         head = board.head()
+        _check_head(board, head, held, seen)
         if head is None:
             raise WrongVersion("the board has no version yet; publish one first", path=board.url)
-        if held is not None and head < held.version:
-            raise BrokenChain(
-                f"the board ends at version {head}, but {held.version} is held: this is another "
-                "board, or it lost versions; start anew if you trust it",
-                version=held.version,
-                path=board.url,
-            )
         to = head
     if held is not None and to < held.version:
         raise WrongVersion(
@@ -120,22 +125,49 @@ def _goal(board: Board, held: Held | None, to: int | None) -> Manifest:
     goal = board.find_manifest(to)
     if goal is None:
         head = board.head()
+        _check_head(board, head, held, seen)
         state = "the board is empty" if head is None else f"the newest is {head}"
         raise WrongVersion(f"no such version: {state}", version=to, path=board.url)
     return goal
 
 
+def _check_head(board: Board, head: int | None, held: Held | None, seen: Held | None) -> None:
+    for what, known in (("held", held), ("remembered", seen)):
+        if known is not None and (head is None or head < known.version):
+            ends = "is empty" if head is None else f"ends at version {head}"
+            raise RolledBack(
+                f"the board {ends}, but version {known.version} is {what}: this is another board, "
+                "or it lost versions, or somebody put an older copy in its place; start anew if "
+                "you trust it",
+                version=known.version,
+                path=board.url,
+            )
+
+
+def _check_seen(board: Board, seen: Held, goal: Manifest) -> None:
+    """Check that the board still holds, or continues, a version that was seen."""
+    if seen.version <= goal.version:
+        _chain_from(board, seen, goal)
+        return
+    own = board.records.manifest(seen.version, seen.digest)
+    if own is None:
+        _check_head(board, board.head(), None, seen)
+    else:
+        _check_same_history(board, seen, own)
+
+
 def _chain_from(board: Board, held: Held, goal: Manifest) -> list[Manifest] | None:
     """Validated manifests after ``held`` up to ``goal``; None if some were collected."""
     first = held.version + 1
-    own = board.find_manifest(held.version)
+    own = board.records.manifest(held.version, held.digest)
     if own is not None:
         _check_same_history(board, held, own)
     if goal.version == held.version:
+        _check_same_history(board, held, goal)
         return []
     if not board.store.has_version(first):
         return None
-    start: tuple[int, str, str, int, str | None] | None = None
+    start: Start | None = None
     if own is not None:
         start = (own.version, own.digest, own.result_state.hex(), own.epoch, own.run)
     elif held.digest is not None and held.state is not None:
@@ -148,7 +180,7 @@ def _chain_from(board: Board, held: Held, goal: Manifest) -> list[Manifest] | No
 
 def _check_same_history(board: Board, held: Held, own: Manifest) -> None:
     if held.digest is not None and held.digest != own.digest:
-        raise BrokenChain(
+        raise RolledBack(
             f"the board's manifest of this version has digest {own.digest}, the one held has "
             f"{held.digest}: this is another board, or it was replaced; start anew if you trust it",
             version=held.version,
@@ -163,11 +195,8 @@ def _check_same_history(board: Board, held: Held, own: Manifest) -> None:
         )
 
 
-def _read(
-    board: Board, first: int, goal: Manifest, start: tuple[int, str, str, int, str | None] | None
-) -> list[Manifest]:
-    records = board.store.chain(first, goal.version, start)
-    chain = [Manifest.from_json(raw, digest) for raw, digest in records]
+def _read(board: Board, first: int, goal: Manifest, start: Start | None) -> list[Manifest]:
+    chain = board.records.chain(first, goal.version, start)
     if chain and chain[-1].digest != goal.digest:
         raise UntrustedDelta(
             "the manifest changed between two reads; manifests never change on a sound board",
@@ -206,40 +235,36 @@ def _anchor_path(board: Board, goal: Manifest, version: int) -> Path | None:
     if not board.store.has_version(version):
         return None
     manifests = _read(board, version, goal, None)
-    files = find_anchor(board, manifests[0])
+    files = find_anchor(board, manifests[0], goal)
     deltas = manifests[1:]
     if files is None or not all(item.objects for item in deltas):
         return None
     named = goal.last_anchor
-    if named is not None and named.version == version:
-        record = board.store.anchor_record(version)
-        digests = {manifests[0].digest} | ({record[1]} if record is not None else set())
-        if named.digest not in digests:
-            raise BrokenChain(
-                f"version {goal.version} names an anchor with digest {named.digest}, which is "
-                "not the one on the board",
-                version=version,
-                path=board.url,
-            )
+    if (
+        named is not None
+        and named.version == version
+        and named.digest not in (manifests[0].digest, board.records.anchor_digest(version))
+    ):
+        raise BrokenChain(
+            f"version {goal.version} names an anchor with digest {named.digest}, which is not "
+            "the one on the board",
+            version=version,
+            path=board.url,
+        )
     return Path(goal, Anchor(manifests[0], files), tuple(deltas))
 
 
-def find_anchor(board: Board, manifest: Manifest) -> AnchorFiles | None:
+def find_anchor(board: Board, manifest: Manifest, goal: Manifest) -> AnchorFiles | None:
     """The anchor of a version, committed with it or added later.
 
+    Args:
+        goal: of the version that it is to lead to.
+
     Raises:
-        UntrustedDelta: an anchor record that belongs to another manifest.
+        UntrustedDelta: an anchor record that belongs to another manifest, or that no trusted key
+            signed.
     """
     if manifest.anchor is not None:
         return manifest.anchor
-    raw = board.store.anchor_record(manifest.version)
-    if raw is None:
-        return None
-    record = AnchorRecord.from_json(*raw)
-    if record.manifest != manifest.digest or record.result_state != manifest.result_state:
-        raise UntrustedDelta(
-            "the anchor record belongs to another manifest of this version",
-            version=manifest.version,
-            path=board.url,
-        )
-    return record.anchor
+    record = board.records.anchor(manifest, goal)
+    return None if record is None else record.anchor

@@ -15,7 +15,9 @@ from ..digest import state_digest
 from ..errors import (
     BrokenChain,
     DeltawireError,
+    RolledBack,
     StoreError,
+    UntrustedDelta,
     VersionConflict,
     WrongBase,
     WrongVersion,
@@ -25,7 +27,8 @@ from ..types import Profile, Sized
 from .anchor import Source
 from .fetch import Progress
 from .manifest import AnchorFiles, AnchorRecord, Manifest, ObjectRef, State, VersionRef
-from .plan import find_anchor
+from .records import Records
+from .trust import SigningKey, Trust
 
 if TYPE_CHECKING:
     from .. import _native
@@ -107,13 +110,17 @@ class Publisher:
     Opening takes the next writer epoch, which fences every publisher opened before.
     """
 
-    def __init__(self, board: Board, *, run: str | None = None) -> None:
+    def __init__(
+        self, board: Board, *, run: str | None = None, key: SigningKey | None = None
+    ) -> None:
         """Use :meth:`deltawire.Board.publisher`."""
         self._board = board
+        self._key = key
         self._store = board.store
         self._run = run
         self._epoch = self._store.acquire_epoch(secrets.token_hex(16), _now_ms())
         self._anchor: VersionRef | None = None
+        self._last: VersionRef | None = None
         self._closed = False
 
     @property
@@ -327,9 +334,10 @@ class Publisher:
             raise StoreError("this publisher is closed; open another", path=self._board.url)
         self._store.check_epoch(self._epoch)
         version = self._board.head()
-        if version is None:
+        head = None if version is None else self._board.manifest(version)
+        self._require_last(head)
+        if version is None or head is None:
             return None
-        head = self._board.manifest(version)
         if self._run is not None and self._run != head.run:
             raise BrokenChain(
                 f"the board is of run {head.run!r}, not {self._run!r}; use another board",
@@ -337,6 +345,21 @@ class Publisher:
                 path=self._board.url,
             )
         return head
+
+    def _require_last(self, head: Manifest | None) -> None:
+        """Refuse a board without the last version from here: a second history would begin."""
+        last = self._last
+        if last is None or (head is not None and head.version > last.version):
+            return
+        if head is None or head.ref != last:
+            ends = "is empty" if head is None else f"ends at {head.version}, {head.digest}"
+            raise RolledBack(
+                f"the board {ends}, but this publisher committed {last.version}, {last.digest}: "
+                "somebody put another copy in its place. Restore it, or open a publisher anew if "
+                "that was you",
+                version=last.version,
+                path=self._board.url,
+            )
 
     def _next(self, version: int | None, head: Manifest) -> int:
         following = head.version + 1
@@ -356,7 +379,7 @@ class Publisher:
 
     def _without_anchor(self, version: int) -> Manifest:
         existing = self._board.manifest(version)
-        if find_anchor(self._board, existing) is not None:
+        if existing.anchor is not None or self._board.records.anchor_digest(version) is not None:
             raise VersionConflict(
                 "this version already has an anchor; nothing to do",
                 version=version,
@@ -410,15 +433,33 @@ class Publisher:
         if hint is not None and hint[1] is not None and newest < hint[1] <= head.version:
             # Another publisher added it after the head was committed.
             hinted = self._board.find_manifest(hint[1])
-            record = self._store.anchor_record(hint[1])
-            if hinted is not None and record is not None and find_anchor(self._board, hinted):
-                known.append(VersionRef(hint[1], record[1]))
+            if hinted is not None and hinted.anchor is None:
+                known += self._vouched_anchor(hinted, head)
         return max(known, key=lambda ref: ref.version, default=None)
+
+    def _vouched_anchor(self, manifest: Manifest, head: Manifest) -> list[VersionRef]:
+        """The anchor record of a version, unless a signature would vouch for what is not known.
+
+        A signed manifest that names a record makes readers believe it. Without trusted keys only
+        records of this publisher's own key are named.
+        """
+        records = self._board.records
+        if self._key is not None and not records.trusting:
+            trust = Trust([self._key.public], introductions=False)
+            records = Records(self._store, self._board.url, trust)
+        try:
+            record = records.anchor(manifest, head)
+        except UntrustedDelta:
+            return []
+        return [] if record is None else [VersionRef(manifest.version, record.digest)]
 
     def _commit(self, attempt: _Attempt, manifest: Manifest) -> str:
         raw = manifest.to_json()
         attempt.commit_begun = True
-        return self._store.commit(manifest.version, raw)
+        key = None if self._key is None else self._key.native
+        digest = self._store.commit(manifest.version, raw, key)
+        self._last = VersionRef(manifest.version, digest)
+        return digest
 
     def _add_anchor(self, attempt: _Attempt, existing: Manifest, files: AnchorFiles) -> None:
         record = AnchorRecord(
@@ -434,7 +475,8 @@ class Publisher:
         raw = record.to_json()
         attempt.is_manifest = False
         attempt.commit_begun = True
-        ref = VersionRef(existing.version, self._store.commit_anchor(existing.version, raw))
+        key = None if self._key is None else self._key.native
+        ref = VersionRef(existing.version, self._store.commit_anchor(existing.version, raw, key))
         if self._anchor is None or self._anchor.version < ref.version:
             self._anchor = ref
         head = self._board.head()

@@ -25,11 +25,13 @@ from ..digest import state_digest
 from ..errors import StoreError, TargetError, UntrustedDelta, WrongBase
 from ..types import Record
 from .anchor import PLAIN_NAME
-from .fetch import Progress, fetch_object
+from .fetch import Progress, fetch_object, of_version
 from .manifest import Manifest, State
 from .plan import Anchor, Held, find_path
 from .plan import Path as Steps
+from .records import Introduced
 from .steps import AdvanceStats, DeltaRun
+from .watch import OnStale, Watch, held_from_json, held_to_json, keys_from_json
 
 if TYPE_CHECKING:
     from .board import Board
@@ -78,6 +80,8 @@ class _State:
         files: names that were written from the anchor.
         pending: the version on the way to which files are being changed.
         loading: whether that is the loading of an anchor.
+        seen: the newest version that was seen of the board, where it is not the one held.
+        keys: keys that were introduced on the board.
     """
 
     version: int | None = None
@@ -86,12 +90,21 @@ class _State:
     files: tuple[str, ...] = ()
     pending: int | None = None
     loading: bool = False
+    seen: Held | None = None
+    keys: tuple[Introduced, ...] = ()
 
     @property
     def held(self) -> Held | None:
         """What deltas can start from."""
         if self.version is None or self.loading:
             return None
+        return Held(self.version, self.digest, self.state)
+
+    @property
+    def remembered(self) -> Held | None:
+        """The newest version that was seen of the board."""
+        if self.seen is not None or self.version is None:
+            return self.seen
         return Held(self.version, self.digest, self.state)
 
     def write(self, directory: Path) -> None:
@@ -105,6 +118,8 @@ class _State:
             "pending": None
             if self.pending is None
             else {"version": self.pending, "anchor": self.loading},
+            "seen": held_to_json(self.seen),
+            "keys": self.keys,
         }
         with new_file(directory / STATE_NAME) as file:
             file.write(json.dumps(value, indent=2).encode() + b"\n")
@@ -137,6 +152,9 @@ class _State:
                 files=tuple(str(name) for name in value["files"]),
                 pending=None if pending is None else int(pending["version"]),
                 loading=pending is not None and bool(pending["anchor"]),
+                # Directories of before these were kept have neither.
+                seen=held_from_json(value.get("seen")),
+                keys=tuple(keys_from_json(value.get("keys", []))),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise TargetError(
@@ -165,6 +183,9 @@ def pull(
     version: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    memory: str | os.PathLike[str] | None = None,
+    max_age: float | None = None,
+    on_stale: OnStale | None = None,
 ) -> PullStats:
     """Bring a checkpoint directory to a version, by default the newest.
 
@@ -175,27 +196,37 @@ def pull(
         directory: does not exist or is empty, or was pulled before.
         threads: for decoding; by default all cores.
         progress: called with the number of bytes just fetched.
+        memory: file that keeps the newest version seen, besides the directory itself, so that it
+            outlives the directory.
+        max_age: seconds that the newest version may be old, where that is what is pulled.
+        on_stale: called with a ``Stale`` where it is older, and the pull goes on; None:
+            ``StaleBoard`` is raised.
 
     Raises:
         WrongVersion: no such version, or the directory has passed it.
         WrongBase: the directory's weights were changed by something else.
         BrokenChain, UntrustedDelta, CorruptDelta: the board does not continue what the
-            directory holds, or was altered; the directory is as before.
+            directory holds, was altered, or is not signed by a trusted key; the directory is as
+            before.
+        RolledBack: the board ends before, or differs from, what was seen of it.
+        StaleBoard: its newest version is older than ``max_age``.
         TargetError: the directory was not pulled from a board, or another pull is at work.
         StoreError: reading the board, or a full disk.
     """
     path = Path(os.path.abspath(directory))
+    watch = Watch(board, memory, max_age, on_stale)
     with contextlib.ExitStack() as locks:
         if path.is_dir():
             with _locked(path):
                 state = _State.read(path)
                 if state is not None:
-                    return _Pull(board, path, state, threads, progress).run(version)
+                    watch.recall(state.remembered, [*state.keys])
+                    return _Pull(board, path, state, watch, threads, progress).run(version)
         _remove_leftovers(path)
         with new_directory(path) as temporary:
             # Held until it has its final name, so that nobody takes it for a leftover.
             locks.enter_context(_locked(temporary))
-            return _Pull(board, temporary, _State(), threads, progress).run(version)
+            return _Pull(board, temporary, _State(), watch, threads, progress).run(version)
 
 
 @dataclass
@@ -205,6 +236,7 @@ class _Pull:
     board: Board
     directory: Path
     state: _State
+    watch: Watch
     threads: int | None
     progress: Progress | None
     fetched: int = 0
@@ -215,11 +247,12 @@ class _Pull:
         self._remove_temporaries()
         held = self.state.held
         before = None if held is None else held.version
-        steps = find_path(self.board, held, to)
+        steps = self._path(to)
+        self.watch.see(steps.goal, newest=to is None)
         unfinished = self.state.pending is not None
         if unfinished and steps.anchor is None and not steps.deltas:
             # Half way to a version beyond the one that is wanted.
-            steps = find_path(self.board, held, to, from_anchor=True)
+            steps = self._path(to, from_anchor=True)
         if steps.anchor is None:
             try:
                 self._deltas(steps)
@@ -233,12 +266,16 @@ class _Pull:
                         path=str(self.directory),
                     ) from error
                 # A crash in the middle of a tile left it with neither its old nor its new bits.
-                steps = find_path(self.board, held, to, from_anchor=True)
+                steps = self._path(to, from_anchor=True)
         if steps.anchor is not None:
             before = None
             self._load(steps.anchor)
             self._deltas(steps)
         return self._stats(steps, before)
+
+    def _path(self, to: int | None, *, from_anchor: bool = False) -> Steps:
+        seen = self.watch.seen
+        return find_path(self.board, self.state.held, to, from_anchor=from_anchor, seen=seen)
 
     def _remove_temporaries(self) -> None:
         """Remove files that a crash kept from getting their names. Nobody else writes here."""
@@ -287,7 +324,7 @@ class _Pull:
             target = self.directory / name
             if target.parent != self.directory:
                 target.parent.mkdir(parents=True, exist_ok=True)
-            with new_file(target) as file:
+            with new_file(target) as file, of_version(anchor.manifest.version):
                 fetch_object(self.board, item, file, self.progress)
             names.append(name)
             self.fetched += item.bytes
@@ -309,6 +346,8 @@ class _Pull:
         self._write(_State(manifest.version, manifest.digest, manifest.result_state, files))
 
     def _write(self, state: _State) -> None:
+        keys = tuple(self.board.records.introduced) or self.state.keys
+        state = dataclasses.replace(state, seen=self.watch.seen, keys=keys)
         state.write(self.directory)
         self.state = state
 

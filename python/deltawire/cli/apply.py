@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..checkpoint import Checkpoint, durable
 from ..errors import TargetError
 from . import text
-from .arguments import CHECKPOINT, add_report, add_threads, delta_source
+from .arguments import CHECKPOINT, UsageError, add_report, add_threads, delta_source
+from .keys import add_trust, trust_of
 from .output import Output
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ def add_parsers(verbs: Any) -> None:
         "applying it would give the state it promises. Writes nothing.",
     )
     _add_common(parser)
+    parser.add_argument(
+        "--board",
+        metavar="BOARD",
+        help="check also that this is the very delta that BOARD has for its version",
+    )
+    add_trust(parser)
     parser.set_defaults(run=run_verify)
 
 
@@ -94,12 +101,24 @@ def run_verify(arguments: argparse.Namespace) -> int:
     import deltawire as dw
 
     output = Output(arguments)
+    if arguments.board is None and arguments.trusted_keys is not None:
+        raise UsageError("a delta file is not signed, its board's manifest is: name the --board")
+    if arguments.board is not None and arguments.delta == "-":
+        raise UsageError("--board compares a file with the board's; name the file")
+    trust = trust_of(arguments)
     with delta_source(arguments.delta) as source, Checkpoint.open(arguments.base) as base:
         with output.progress("verify", base.nbytes) as advance:
             staged = dw.stage(
                 source, base, threads=arguments.threads, progress=advance, read_only=True
             )
         info, state, result = staged.info, staged.base_state, staged.result_state
+    signer = None
+    origin = []
+    if arguments.board is not None:
+        board = dw.Board(arguments.board, trust=trust)
+        signer = board.check_delta(arguments.delta, info.version).signer or None
+        signed = f", signed by {signer}" if signer is not None and trust is not None else ""
+        origin = [("board", f"the delta of {arguments.board}{signed}")]
     # Tiles that hold the result already are no fault: applying the delta would complete it.
     if info.base_state in (state, None):
         standing = "the checkpoint is its base"
@@ -122,6 +141,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
             "state": state,
             "base_state": info.base_state,
             "result_state": result,
+            "board": arguments.board,
+            "signer": signer,
+            "verified": trust is not None,
         },
         [
             f"{arguments.delta}: valid, {text.versions(info.base_version, info.version)}, "
@@ -132,6 +154,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
                     ("changed", text.changes(info.changed, info.elements)),
                     ("state", f"{text.state(state)}  of {arguments.base}, read in full"),
                     ("result", f"{text.state(result)}  proven to follow"),
+                    *origin,
                 ]
             ),
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -52,6 +53,14 @@ def count(text: str) -> int:
     value = int(text)
     if not 0 <= value < 1 << 63:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 2^63 - 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A length of time above 0, in seconds."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
 
 

@@ -21,7 +21,9 @@ from .arguments import (
     add_report,
     add_threads,
     count,
+    seconds,
 )
+from .keys import add_key, add_trust, trust_of
 from .output import Output
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ def _add_publish(verbs: Any) -> None:
         "(default: beside CHECKPOINT)",
     )
     add_encoding(parser)
+    add_key(parser)
+    add_trust(parser)
     add_threads(parser)
     add_report(parser)
     parser.set_defaults(
@@ -85,6 +89,22 @@ def _add_pull(verbs: Any) -> None:
         "-o", "--output", metavar="DIR", type=Path, required=True, help="checkpoint directory"
     )
     parser.add_argument("--version", type=count, metavar="N", help="version (default: the newest)")
+    add_trust(parser)
+    parser.add_argument(
+        "--run", dest="run_name", metavar="NAME", help="the only run that is trusted"
+    )
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        metavar="FILE",
+        help="keeps the newest version seen, as DIR itself does, where DIR may go away",
+    )
+    parser.add_argument(
+        "--max-age",
+        type=seconds,
+        metavar="SECONDS",
+        help="refuse a newest version that is older than this (default: any age)",
+    )
     add_threads(parser)
     add_report(parser)
     parser.set_defaults(run=run_pull)
@@ -98,6 +118,7 @@ def _add_log(verbs: Any) -> None:
     )
     parser.add_argument("board", metavar="BOARD", help=BOARD)
     parser.add_argument("-n", type=count, metavar="COUNT", help="at most so many versions")
+    add_trust(parser)
     add_report(parser)
     parser.set_defaults(run=run_log)
 
@@ -111,7 +132,9 @@ def run_publish(arguments: argparse.Namespace) -> int:
         raise UsageError("--anchor publishes the whole checkpoint, --base is for a delta")
     # Opened first: a bad checkpoint must not leave a new board behind.
     with Checkpoint.open(arguments.checkpoint) as new:
-        board = dw.Board(arguments.board, create=arguments.base is None)
+        key = None if arguments.key is None else dw.SigningKey.load(arguments.key)
+        trust = trust_of(arguments)
+        board = dw.Board(arguments.board, create=arguments.base is None, trust=trust)
         head = board.head()
         first = head is None
         version = arguments.version
@@ -124,7 +147,9 @@ def run_publish(arguments: argparse.Namespace) -> int:
             base = None
             if not anchor:
                 base = stack.enter_context(_newest(board, arguments, output))
-            publisher = stack.enter_context(board.publisher(run=arguments.run_name or None))
+            publisher = stack.enter_context(
+                board.publisher(run=arguments.run_name or None, key=key)
+            )
             advance = stack.enter_context(output.progress("publish", new.nbytes))
             if base is None:
                 stats = publisher.publish_anchor(
@@ -194,13 +219,15 @@ def run_pull(arguments: argparse.Namespace) -> int:
     import deltawire as dw
 
     output = Output(arguments)
-    board = dw.Board(arguments.board)
+    board = dw.Board(arguments.board, trust=trust_of(arguments, arguments.run_name))
     with output.progress("pull", None) as advance:
         stats = board.pull(
             arguments.output,
             version=arguments.version,
             threads=arguments.threads,
             progress=advance,
+            memory=arguments.memory,
+            max_age=arguments.max_age,
         )
     if stats.anchor is not None:
         source = f"from the checkpoint of version {stats.anchor}"
@@ -231,16 +258,18 @@ def run_log(arguments: argparse.Namespace) -> int:
     """List versions; see the verb's description."""
     import deltawire as dw
 
-    board = dw.Board(arguments.board)
+    trust = trust_of(arguments)
+    board = dw.Board(arguments.board, trust=trust)
     manifests = board.log(arguments.n)
     head = board.head()
     lines = [f"{arguments.board}: no version yet"]
     if manifests:
-        lines = _log_table(manifests)
+        lines = _log_table(manifests, verified=trust is not None)
     Output(arguments).result(
         {
             "board": arguments.board,
             "head": head,
+            "verified": trust is not None,
             "versions": [_log_entry(manifest) for manifest in manifests],
         },
         lines,
@@ -252,7 +281,7 @@ def _log_entry(manifest: Manifest) -> dict[str, Any]:
     return {**manifest.as_dict(), "parent_version": manifest.parent_version}
 
 
-def _log_table(manifests: list[Manifest]) -> list[str]:
+def _log_table(manifests: list[Manifest], *, verified: bool) -> list[str]:
     rows = []
     for manifest in manifests:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
@@ -268,8 +297,10 @@ def _log_table(manifests: list[Manifest]) -> list[str]:
                 text.size(stored),
                 text.bits(manifest.bits_per_change) if delta else "",
                 manifest.result_state.hex()[:8],
+                # A name that was not checked is only what the record says of itself.
+                manifest.signer if verified or not manifest.signer else f"{manifest.signer}?",
                 meta,
             ]
         )
-    head = ["version", "time", "kind", "changed", "size", "bits", "state", "meta"]
-    return text.table(head, rows, align=">><>>><<")
+    head = ["version", "time", "kind", "changed", "size", "bits", "state", "signer", "meta"]
+    return text.table(head, rows, align=">><>>><<<")

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import DeltawireError, StoreError
-from . import apply, board, demo, diff, inspect
+from . import apply, board, demo, diff, inspect, keys
 from .arguments import CommandError, Parser
 from .output import to_json
 
@@ -40,6 +40,9 @@ HINTS = {
     "store": "correct the cause and run the same command again",
     "target": "allow writing, or name a new directory with -o",
     "torn": "run the same command again; what is done already is recognised",
+    "rolled-back": "compare with another copy of the board; start anew only if you trust this one",
+    "stale": "see whether the publisher runs; allow more with --max-age if it may pause",
+    "key-file": "make keys with `deltawire keygen`; private ones end in .key, public ones in .pub",
     "memory": "use fewer --threads, or a machine with more memory",
     "internal": "this is a bug in deltawire; please report the lines above",
 }
@@ -65,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"deltawire {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (diff, apply, inspect, board, demo):
+    for module in (diff, apply, inspect, board, keys, demo):
         module.add_parsers(verbs)
     return parser
 

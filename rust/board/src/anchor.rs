@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hex::{Blake3, State, WriteId};
 use crate::layout::{self, check_path, ANCHORS};
 use crate::manifest::{parse_record, to_record, untrusted, ObjectRef, MAX_RECORD};
+use crate::sign::{Signed, SigningKey};
 use crate::store::{Created, Store};
 
 /// A checkpoint directory on the board.
@@ -71,6 +72,9 @@ pub struct AnchorRecord {
     pub write_id: WriteId,
     /// Wall time, milliseconds since 1970.
     pub time_ms: u64,
+    /// Who wrote it, for readers that trust certain keys; see [`crate::sign`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<serde_json::Value>,
 }
 
 impl AnchorRecord {
@@ -110,7 +114,7 @@ impl AnchorRecord {
         let Some(bytes) = store.read(&path, MAX_RECORD)? else {
             return Ok(None);
         };
-        Self::parse(&bytes, version).map_err(|error| error.at(&path))?;
+        Self::parse(&bytes, version).map_err(|error| error.at(&path).version(version))?;
         Ok(Some(bytes))
     }
 
@@ -119,8 +123,19 @@ impl AnchorRecord {
     /// # Errors
     /// [`ErrorKind::Conflict`] if the version already has an anchor record; [`ErrorKind::Store`].
     pub fn commit(&self, store: &Store) -> Result<Blake3> {
+        self.commit_signed(store, None)
+    }
+
+    /// As [`AnchorRecord::commit`], signed by `key` if there is one.
+    ///
+    /// # Errors
+    /// As [`AnchorRecord::commit`].
+    pub fn commit_signed(&self, store: &Store, key: Option<&SigningKey>) -> Result<Blake3> {
         self.anchor.check()?;
-        let bytes = to_record(self)?;
+        let mut bytes = to_record(self)?;
+        if let Some(key) = key {
+            bytes = key.sign_record(Signed::Anchor, &bytes)?;
+        }
         let path = layout::anchor_record(self.version);
         match store.create(&path, &bytes)? {
             Created::Now | Created::Recovered => Ok(Blake3::of(&bytes)),

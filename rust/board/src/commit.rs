@@ -9,6 +9,7 @@ use crate::head::{head, Hint};
 use crate::hex::{Blake3, WriteId};
 use crate::layout;
 use crate::manifest::{to_record, untrusted, Manifest, MAX_RECORD};
+use crate::sign::{Signed, SigningKey};
 use crate::store::{Created, Store};
 
 /// Commits `manifest`, whose objects are all durable, and returns the BLAKE3 of its bytes.
@@ -21,7 +22,22 @@ use crate::store::{Created, Store};
 /// [`ErrorKind::BrokenChain`] if it does not follow its parent; [`ErrorKind::WrongVersion`];
 /// [`ErrorKind::Store`], after which [`discard`] knows what may be removed.
 pub fn commit(store: &Store, manifest: &Manifest) -> Result<Blake3> {
-    let bytes = manifest.to_bytes()?;
+    commit_signed(store, manifest, None)
+}
+
+/// As [`commit`], signed by `key` if there is one.
+///
+/// # Errors
+/// As [`commit`].
+pub fn commit_signed(
+    store: &Store,
+    manifest: &Manifest,
+    key: Option<&SigningKey>,
+) -> Result<Blake3> {
+    let mut bytes = manifest.to_bytes()?;
+    if let Some(key) = key {
+        bytes = key.sign_record(Signed::Manifest, &bytes)?;
+    }
     let version = manifest.version;
     epoch::check_current(store, manifest.epoch)?;
     match manifest.parent {

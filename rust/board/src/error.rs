@@ -23,11 +23,13 @@ pub enum ErrorKind {
     BrokenChain,
     /// A version that does not follow or does not exist.
     WrongVersion,
+    /// A key file that cannot be used, or must not be replaced.
+    KeyFile,
 }
 
 impl ErrorKind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Store,
         Self::NotFound,
         Self::Conflict,
@@ -36,6 +38,7 @@ impl ErrorKind {
         Self::Limit,
         Self::BrokenChain,
         Self::WrongVersion,
+        Self::KeyFile,
     ];
 
     /// The stable name, equal to the `kind` of the Python class.
@@ -49,6 +52,7 @@ impl ErrorKind {
             Self::Limit => "limit",
             Self::BrokenChain => "broken-chain",
             Self::WrongVersion => "wrong-version",
+            Self::KeyFile => "key-file",
         }
     }
 }

@@ -64,6 +64,12 @@ pub fn epoch(epoch: u64) -> String {
     format!("{CONTROL}/epoch-{epoch:020}.json")
 }
 
+/// `control/key-<name>.json`: who introduced a signing key
+#[must_use]
+pub fn key_statement(name: &str) -> String {
+    format!("{CONTROL}/key-{name}.json")
+}
+
 /// The version of a manifest's file name, if it is one.
 #[must_use]
 pub fn parse_manifest_name(name: &str) -> Option<u64> {

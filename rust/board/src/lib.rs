@@ -8,7 +8,8 @@
 //! - [`layout`]: names of all objects;
 //! - [`manifest`], [`anchor`]: the JSON records, their limits and checks;
 //! - [`epoch`], [`commit`]: how a version comes to exist;
-//! - [`head`], [`chain`]: how a reader finds it and what it checks first.
+//! - [`head`], [`chain`]: how a reader finds it and what it checks first;
+//! - [`sign`], [`keyfile`], [`trust`]: who wrote it, and whom a reader believes.
 //!
 //! Nothing here reads a clock or draws a random number: write ids and times come from the
 //! caller, so a run can be repeated exactly.
@@ -23,11 +24,14 @@ pub mod epoch;
 pub mod error;
 pub mod head;
 pub mod hex;
+pub mod keyfile;
 pub mod layout;
 pub mod location;
 pub mod manifest;
 mod runtime;
+pub mod sign;
 pub mod store;
+pub mod trust;
 pub mod upload;
 
 pub use anchor::{AnchorFiles, AnchorRecord};
@@ -37,5 +41,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use hex::{Blake3, Hex, State, WriteId};
 pub use location::Location;
 pub use manifest::{Manifest, ObjectRef, VersionRef};
+pub use sign::{PublicKey, Signed, SigningKey};
 pub use store::{Created, Store};
+pub use trust::{Keyring, TrustedKey};
 pub use upload::Upload;

@@ -85,7 +85,7 @@ pub struct Manifest {
     /// Free.
     #[serde(default)]
     pub meta: BTreeMap<String, String>,
-    /// Reserved for a signature.
+    /// Who wrote it, for readers that trust certain keys; see [`crate::sign`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<serde_json::Value>,
 }

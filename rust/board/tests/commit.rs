@@ -239,6 +239,7 @@ fn an_anchor_record_is_committed_once() {
         epoch: 0,
         write_id: Hex([1; 16]),
         time_ms: 0,
+        signature: None,
     };
     let digest = record.commit(&store).unwrap();
     let (found, found_digest) = AnchorRecord::read(&store, 2).unwrap().unwrap();

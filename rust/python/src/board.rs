@@ -4,7 +4,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use deltawire_board::commit::{commit, discard};
+use deltawire_board::commit::{commit_signed, discard};
 use deltawire_board::head::{head, Hint};
 use deltawire_board::{anchor, chain, epoch, layout};
 use deltawire_board::{
@@ -14,6 +14,8 @@ use deltawire_board::{
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+
+use crate::trust::SigningKey;
 
 /// Most bytes that cross to Python at once.
 const PIECE: usize = 8 << 20;
@@ -30,7 +32,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// The exception for `error`, with its object named below the board's URL.
-fn to_python(py: Python<'_>, url: &str, error: Error) -> PyErr {
+pub(crate) fn to_python(py: Python<'_>, url: &str, error: Error) -> PyErr {
     let class = match error.kind {
         ErrorKind::Conflict => "VersionConflict",
         ErrorKind::Untrusted => "UntrustedDelta",
@@ -38,11 +40,12 @@ fn to_python(py: Python<'_>, url: &str, error: Error) -> PyErr {
         ErrorKind::Limit => "LimitExceeded",
         ErrorKind::BrokenChain => "BrokenChain",
         ErrorKind::WrongVersion => "WrongVersion",
+        ErrorKind::KeyFile => "KeyFileError",
         _ => "StoreError",
     };
     let path = match error.path {
-        Some(path) if path != url => format!("{}/{path}", url.trim_end_matches('/')),
-        _ => url.to_owned(),
+        Some(path) if path != url => Some(format!("{}/{path}", url.trim_end_matches('/'))),
+        _ => (!url.is_empty()).then(|| url.to_owned()),
     };
     let build = || -> PyResult<PyErr> {
         let place = PyDict::new(py);
@@ -67,12 +70,12 @@ fn detached<T: Send>(
 
 /// The board's storage and protocol.
 #[pyclass(frozen, module = "deltawire._native")]
-struct BoardStore {
+pub(crate) struct BoardStore {
     store: Store,
 }
 
 impl BoardStore {
-    fn run<T: Send>(
+    pub(crate) fn run<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Store) -> Result<T, Error> + Send,
@@ -221,9 +224,17 @@ impl BoardStore {
     }
 
     /// Commits a manifest given as JSON with any order of keys; returns its digest.
-    fn commit(&self, py: Python<'_>, version: u64, manifest: &[u8]) -> PyResult<String> {
+    #[pyo3(signature = (version, manifest, key=None))]
+    fn commit(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        manifest: &[u8],
+        key: Option<&Bound<'_, SigningKey>>,
+    ) -> PyResult<String> {
+        let key = key.map(|key| &key.get().key);
         let digest = self.run(py, |store| {
-            commit(store, &Manifest::parse(manifest, version)?)
+            commit_signed(store, &Manifest::parse(manifest, version)?, key)
         })?;
         Ok(digest.to_string())
     }
@@ -268,9 +279,17 @@ impl BoardStore {
         Ok(found.map(|bytes| (PyBytes::new(py, &bytes), Blake3::of(&bytes).to_string())))
     }
 
-    fn commit_anchor(&self, py: Python<'_>, version: u64, record: &[u8]) -> PyResult<String> {
+    #[pyo3(signature = (version, record, key=None))]
+    fn commit_anchor(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        record: &[u8],
+        key: Option<&Bound<'_, SigningKey>>,
+    ) -> PyResult<String> {
+        let key = key.map(|key| &key.get().key);
         let digest = self.run(py, |store| {
-            AnchorRecord::parse(record, version)?.commit(store)
+            AnchorRecord::parse(record, version)?.commit_signed(store, key)
         })?;
         Ok(digest.to_string())
     }

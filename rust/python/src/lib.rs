@@ -1,7 +1,8 @@
 //! The extension module `deltawire._native`: conversion and error mapping only.
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
-//! back), [`compose`] and [`state`] digests; the board crate's in [`board`]. Long work runs without the GIL.
+//! back), [`compose`] and [`state`] digests; the board crate's in [`board`], keys in [`trust`]. Long work
+//! runs without the GIL.
 
 mod board;
 mod buffer;
@@ -13,6 +14,7 @@ mod pool;
 mod push;
 mod sink;
 mod state;
+mod trust;
 mod writer;
 
 use std::collections::BTreeSet;
@@ -38,5 +40,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compose::compose, module)?)?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;
+    trust::register(module)?;
     board::register(module)
 }

@@ -1,0 +1,121 @@
+"""The one way to read manifests and anchor records: whoever reads here reads what is trusted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import BrokenChain, UntrustedDelta
+from .manifest import AnchorRecord, Manifest
+
+if TYPE_CHECKING:
+    from .. import _native
+    from .trust import Trust
+
+#: Version, manifest digest, state, epoch and run that a chain must continue.
+Start = tuple[int, str, str, int, str | None]
+#: Name, key as hexadecimal digits, first version, and the key that introduced it.
+Introduced = tuple[str, str, int, str]
+
+
+class Records:
+    """A board's manifests and anchor records.
+
+    With trusted keys, the signature of every record is checked before anything in it is used;
+    without, signatures are ignored.
+    """
+
+    def __init__(self, store: _native.BoardStore, url: str, trust: Trust | None) -> None:
+        self._store = store
+        self._url = url
+        self._ring = None if trust is None else trust.keyring()
+
+    @property
+    def trusting(self) -> bool:
+        """Whether signatures are checked."""
+        return self._ring is not None
+
+    @property
+    def introduced(self) -> list[Introduced]:
+        """Keys that were introduced on the board, as far as was looked."""
+        return [] if self._ring is None else self._ring.introduced()
+
+    def remember(self, keys: list[Introduced]) -> None:
+        """Take up keys that were introduced earlier; who introduced them must still be trusted."""
+        if self._ring is not None:
+            for key in keys:
+                self._ring.remember(*key)
+
+    def manifest(self, version: int, known: str | None = None) -> Manifest | None:
+        """The manifest of a version, None if there is no such version.
+
+        Args:
+            known: digest of the manifest that was believed before; the same needs no signature
+                again, for its key may have ended since.
+
+        Raises:
+            UntrustedDelta, UnsupportedDelta, LimitExceeded: it cannot be used.
+        """
+        record = self._store.manifest(version) if version >= 0 else None
+        if record is None:
+            return None
+        raw, digest = record
+        if self._ring is not None and digest != known:
+            self._ring.check_manifest(self._store, version, raw)
+        return Manifest.from_json(raw, digest)
+
+    def chain(self, first: int, last: int, start: Start | None) -> list[Manifest]:
+        """The manifests of versions ``first`` to ``last``, each checked against the one before.
+
+        Raises:
+            BrokenChain: they do not link up, with each other or with ``start``.
+            UntrustedDelta, UnsupportedDelta, LimitExceeded: one cannot be used.
+        """
+        try:
+            records = self._store.chain(first, last, start)
+        except BrokenChain:
+            # If a record was altered, say so, and not that another does not fit to it.
+            if self._ring is not None:
+                for version in range(first, last + 1):
+                    self.manifest(version)
+            raise
+        if self._ring is not None:
+            for version, (raw, _) in enumerate(records, first):
+                self._ring.check_manifest(self._store, version, raw)
+        return [Manifest.from_json(raw, digest) for raw, digest in records]
+
+    def anchor_digest(self, version: int) -> str | None:
+        """The digest of a version's anchor record as it is stored, None without one."""
+        found = self._store.anchor_record(version)
+        return None if found is None else found[1]
+
+    def anchor(self, manifest: Manifest, goal: Manifest) -> AnchorRecord | None:
+        """The anchor record of a version, None if it has none.
+
+        Args:
+            manifest: of that version.
+            goal: of the version that the anchor is to lead to.
+
+        Raises:
+            UntrustedDelta: it belongs to another manifest, or no trusted key signed it.
+        """
+        found = self._store.anchor_record(manifest.version)
+        if found is None:
+            return None
+        raw, digest = found
+        if self._ring is not None:
+            named = goal.last_anchor
+            vouched = named is not None and (named.version, named.digest) == (
+                manifest.version,
+                digest,
+            )
+            self._ring.check_anchor(
+                self._store, manifest.version, goal.version, manifest.run, vouched, raw
+            )
+        record = AnchorRecord.from_json(raw, digest)
+        if record.manifest != manifest.digest or record.result_state != manifest.result_state:
+            raise UntrustedDelta(
+                "the anchor record belongs to another manifest of this version",
+                version=manifest.version,
+                path=self._url,
+            )
+        return record
