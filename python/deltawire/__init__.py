@@ -18,11 +18,13 @@ from .apply import Staged, apply, stage
 from .board import (
     AdvanceStats,
     Board,
+    Credentials,
     Follower,
     Manifest,
     Publisher,
     PublishStats,
     PullStats,
+    StoreOptions,
 )
 from .checkpoint import Checkpoint
 from .digest import state_digest, tensor_digests
@@ -69,6 +71,7 @@ __all__ = [
     "Chunk",
     "CorruptCheckpoint",
     "CorruptDelta",
+    "Credentials",
     "DeltaInfo",
     "DeltaStats",
     "DeltawireError",
@@ -84,6 +87,7 @@ __all__ = [
     "Shard",
     "Staged",
     "StoreError",
+    "StoreOptions",
     "StreamReader",
     "StreamWriter",
     "TargetError",

@@ -3,12 +3,13 @@
 ``board`` is the entrance; ``publisher`` and ``anchor`` write; ``plan`` decides how a reader
 gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas,
 ``follower`` to tensors in memory and ``pull`` to a checkpoint directory; ``manifest`` is what all
-of them speak about. The protocol itself is in Rust (``spec/commit-v1.md``).
+of them speak about, and ``options`` say how a remote store is reached. The protocol itself is in Rust (``spec/commit-v1.md``).
 """
 
 from .board import Board
 from .follower import Follower
 from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
+from .options import Credentials, StoreOptions
 from .publisher import Publisher, PublishStats
 from .pull import PullStats
 from .steps import AdvanceStats
@@ -17,11 +18,13 @@ __all__ = [
     "AdvanceStats",
     "AnchorFiles",
     "Board",
+    "Credentials",
     "Follower",
     "Manifest",
     "ObjectRef",
     "PublishStats",
     "Publisher",
     "PullStats",
+    "StoreOptions",
     "VersionRef",
 ]

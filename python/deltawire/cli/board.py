@@ -23,6 +23,7 @@ from .arguments import (
     count,
 )
 from .output import Output
+from .store import add_store, store_options
 
 if TYPE_CHECKING:
     from .. import Board, Manifest
@@ -62,6 +63,7 @@ def _add_publish(verbs: Any) -> None:
         "(default: beside CHECKPOINT)",
     )
     add_encoding(parser)
+    add_store(parser)
     add_threads(parser)
     add_report(parser)
     parser.set_defaults(
@@ -85,6 +87,7 @@ def _add_pull(verbs: Any) -> None:
         "-o", "--output", metavar="DIR", type=Path, required=True, help="checkpoint directory"
     )
     parser.add_argument("--version", type=count, metavar="N", help="version (default: the newest)")
+    add_store(parser)
     add_threads(parser)
     add_report(parser)
     parser.set_defaults(run=run_pull)
@@ -98,6 +101,7 @@ def _add_log(verbs: Any) -> None:
     )
     parser.add_argument("board", metavar="BOARD", help=BOARD)
     parser.add_argument("-n", type=count, metavar="COUNT", help="at most so many versions")
+    add_store(parser)
     add_report(parser)
     parser.set_defaults(run=run_log)
 
@@ -111,7 +115,9 @@ def run_publish(arguments: argparse.Namespace) -> int:
         raise UsageError("--anchor publishes the whole checkpoint, --base is for a delta")
     # Opened first: a bad checkpoint must not leave a new board behind.
     with Checkpoint.open(arguments.checkpoint) as new:
-        board = dw.Board(arguments.board, create=arguments.base is None)
+        board = dw.Board(
+            arguments.board, create=arguments.base is None, options=store_options(arguments)
+        )
         head = board.head()
         first = head is None
         version = arguments.version
@@ -194,7 +200,7 @@ def run_pull(arguments: argparse.Namespace) -> int:
     import deltawire as dw
 
     output = Output(arguments)
-    board = dw.Board(arguments.board)
+    board = dw.Board(arguments.board, options=store_options(arguments))
     with output.progress("pull", None) as advance:
         stats = board.pull(
             arguments.output,
@@ -231,7 +237,7 @@ def run_log(arguments: argparse.Namespace) -> int:
     """List versions; see the verb's description."""
     import deltawire as dw
 
-    board = dw.Board(arguments.board)
+    board = dw.Board(arguments.board, options=store_options(arguments))
     manifests = board.log(arguments.n)
     head = board.head()
     lines = [f"{arguments.board}: no version yet"]

@@ -7,6 +7,7 @@ mod board;
 mod buffer;
 mod delta;
 mod errors;
+mod options;
 mod partition;
 mod pool;
 mod push;
