@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from deltawire import TensorView
+    from store_servers import S3
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = ROOT.parent / "shared" / "data"
@@ -88,3 +89,13 @@ def root() -> Path:
 def rng() -> np.random.Generator:
     """Numbers that are the same in every run."""
     return np.random.default_rng(0x5EED)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    """An S3 server in a process of its own."""
+    pytest.importorskip("moto")
+    from store_servers import s3_server
+
+    with s3_server() as server:
+        yield server

@@ -3,7 +3,8 @@
 ``board`` is the entrance; ``publisher`` and ``anchor`` write; ``plan`` decides how a reader
 gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas,
 ``follower`` to tensors in memory and ``pull`` to a checkpoint directory; ``manifest`` is what all
-of them speak about, and ``options`` say how a remote store is reached. The protocol itself is in Rust (``spec/commit-v1.md``).
+of them speak about, and ``options`` say how a remote store is reached. The protocol itself is in
+Rust (``spec/commit-v1.md``).
 """
 
 from .board import Board

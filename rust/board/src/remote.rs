@@ -153,6 +153,8 @@ fn s3(bucket: &Bucket, options: &StoreOptions) -> Built {
         .with_retry(retry(options))
         .with_virtual_hosted_style_request(!options.path_style)
         .with_conditional_put(S3ConditionalPut::ETagMatch)
+        // One at a time anyway, and not every service knows the bulk request.
+        .with_disable_bulk_delete(true)
         .with_skip_signature(options.anonymous);
     for (variable, key) in AWS {
         let wanted = match key {
