@@ -13,7 +13,8 @@
 //! - [`head`], [`chain`]: how a reader finds it and what it checks first.
 //!
 //! Nothing here reads a clock or draws a random number: write ids and times come from the
-//! caller, so a run can be repeated exactly.
+//! caller, so a run can be repeated exactly. The clients below `remote` do both, to sign requests and to
+//! wait between retries.
 
 #![forbid(unsafe_code)]
 
