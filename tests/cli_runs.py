@@ -49,7 +49,8 @@ class Cli:
     def __call__(self, *words: object, status: int = 0) -> Done:
         """Run with these words; the exit status must be ``status``."""
         self._capsys.readouterr()
-        options = self.board_options if words[0] in ("publish", "pull", "log") else []
+        on_board = bool(words) and words[0] in ("publish", "pull", "log")
+        options = self.board_options if on_board else []
         ended = main([*map(str, words), *options])
         captured = self._capsys.readouterr()
         assert ended == status, f"status {ended}\n{captured.out}{captured.err}"

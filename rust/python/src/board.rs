@@ -135,7 +135,9 @@ impl BoardStore {
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
         let found = self.run(py, |store| store.read_ranges(path, &ranges))?;
-        Ok(found.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+        // Each is dropped as soon as Python has it.
+        let given = found.into_iter().map(|bytes| PyBytes::new(py, &bytes));
+        Ok(given.collect())
     }
 
     fn delete(&self, py: Python<'_>, path: &str) -> PyResult<()> {
