@@ -6,9 +6,10 @@
 //! checked by whoever reads it. A file has its full (sparse) length from the start, so that others see
 //! the space that it will take.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -94,7 +95,7 @@ impl Cached {
         }
         // New, or not ours.
         let guard = File::create(options.directory.join(LOCK)).ok()?;
-        guard.lock().ok()?;
+        lock(&guard)?;
         if !make_room(options, size, &self.path) {
             drop(std::fs::remove_file(&self.path));
             return None;
@@ -169,6 +170,18 @@ impl Cached {
             drop(std::fs::remove_file(&self.path));
         }
     }
+}
+
+/// Locks for the time of a listing. Not for ever: the holder may have been stopped.
+fn lock(guard: &File) -> Option<()> {
+    for _ in 0..100 {
+        match guard.try_lock() {
+            Ok(()) => return Some(()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            Err(TryLockError::Error(_)) => return None,
+        }
+    }
+    None
 }
 
 fn block_length(length: u64, at: u64) -> usize {

@@ -200,11 +200,12 @@ impl Upload {
 
     /// Bytes of the part that is being filled.
     fn part_size(&self) -> usize {
-        let begun = self
-            .multipart
-            .as_ref()
-            .map_or(0, |multipart| multipart.begun);
-        let bytes = part_bytes(self.store.options().part_bytes, begun);
+        let first = self.store.options().part_bytes;
+        let bytes = match &self.multipart {
+            // A local file may have any number of parts.
+            Some(multipart) if self.store.is_remote() => part_bytes(first, multipart.begun),
+            _ => first,
+        };
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
