@@ -43,11 +43,15 @@ class Cli:
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
+        #: Added to the verbs that work on a board.
+        self.board_options: list[str] = []
 
     def __call__(self, *words: object, status: int = 0) -> Done:
         """Run with these words; the exit status must be ``status``."""
         self._capsys.readouterr()
-        ended = main([str(word) for word in words])
+        on_board = bool(words) and words[0] in ("publish", "pull", "log")
+        options = self.board_options if on_board else []
+        ended = main([*map(str, words), *options])
         captured = self._capsys.readouterr()
         assert ended == status, f"status {ended}\n{captured.out}{captured.err}"
         return Done(ended, captured.out, captured.err)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,13 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from deltawire import TensorView
+    from store_servers import S3
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = ROOT.parent / "shared" / "data"
+
+# Test servers are on this machine, whatever proxy leads out of it.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 # Machines that run tests are slow and shared: no example is judged by its time.
 settings.register_profile(
@@ -88,3 +93,13 @@ def root() -> Path:
 def rng() -> np.random.Generator:
     """Numbers that are the same in every run."""
     return np.random.default_rng(0x5EED)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    """An S3 server in a process of its own."""
+    pytest.importorskip("moto")
+    from store_servers import s3_server
+
+    with s3_server() as server:
+        yield server

@@ -24,11 +24,16 @@ from board_runs import (
     stored,
     zeros,
 )
+from kept import reopened
+from store_servers import S3
 
 
-@pytest.fixture(params=["path", "file", "memory"])
+@pytest.fixture(params=["path", "file", "memory", "s3"])
 def board(request: pytest.FixtureRequest, tmp_path: Path) -> dw.Board:
     """An empty board on each kind of store."""
+    if request.param == "s3":
+        s3: S3 = request.getfixturevalue("s3")
+        return s3.board()
     urls = {
         "path": str(tmp_path / "board"),
         "file": f"file://{tmp_path}/a%20board",
@@ -123,7 +128,7 @@ def test_wait_sees_a_version_that_comes(board: dw.Board) -> None:
     assert not board.wait(0, timeout=0)
     thread = threading.Thread(target=publish, args=(board, 2))
     thread.start()
-    assert dw.Board(board.url).wait(2, timeout=60, poll=0.01)
+    assert reopened(board).wait(2, timeout=60, poll=0.01)
     thread.join()
     assert board.wait(1, timeout=0)
     assert not board.wait(3, timeout=0.02, poll=0.01)
@@ -337,9 +342,9 @@ def test_a_follower_whose_chain_was_collected(tmp_path: Path) -> None:
 
 def test_boards_may_begin_anywhere(board: dw.Board) -> None:
     publish(board, 12, first=10)
-    assert dw.Board(board.url).head() == 12
+    assert reopened(board).head() == 12
     board.store.delete("latest.json")
-    assert dw.Board(board.url).head() == 12
+    assert reopened(board).head() == 12
     served = zeros(model())
     assert [step.version for step in board.follower(served).advance()] == [10, 11, 12]
 

@@ -13,8 +13,6 @@ import deltawire as dw
 from board_runs import (
     Arrays,
     copied,
-    delta_path,
-    flip,
     fresh_memory,
     manifest_path,
     model,
@@ -23,20 +21,26 @@ from board_runs import (
     same,
     zeros,
 )
+from kept import Kept, delta_name, flipped, manifest_name, published, reopened
+from store_servers import S3
+
+
+@pytest.fixture(params=["path", "s3"])
+def both(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> tuple[dw.Board, Kept]:
+    """A board with versions 0, an anchor, to 3, and what holds it."""
+    return published(request.param, tmp_path, s3, 3)
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> dw.Board:
-    """A local board with versions 0, an anchor, to 3."""
-    board = dw.Board(tmp_path / "board", create=True)
-    publish(board, 3)
-    return board
+def board(both: tuple[dw.Board, Kept]) -> dw.Board:
+    """The board."""
+    return both[0]
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Where that board lies."""
-    return tmp_path / "board"
+def kept(both: tuple[dw.Board, Kept]) -> Kept:
+    """What holds it."""
+    return both[1]
 
 
 def refused(
@@ -45,7 +49,7 @@ def refused(
     """A follower at ``version`` is refused, and neither it nor its target changes."""
     served = model(version)
     # Opened on a board of its own: nothing is remembered from before the damage.
-    follower = dw.Board(board.url).follower(served, version=version)
+    follower = reopened(board).follower(served, version=version)
     with pytest.raises(error, match=message) as caught:
         follower.advance(3)
     assert same(served, model(version))
@@ -53,64 +57,62 @@ def refused(
     return caught.value
 
 
-def test_altered_deltas(board: dw.Board, root: Path) -> None:
+def test_altered_deltas(board: dw.Board, kept: Kept) -> None:
     """Also if it is the last of several: those before it are not applied either."""
     for version in (1, 3):
-        path = delta_path(root, version)
-        whole = path.read_bytes()
+        name = delta_name(kept, version)
+        whole = kept.read(name)
         for place in places(len(whole), 12):
-            flip(path, place)
+            kept.write(name, flipped(whole, place))
             error = refused(board, 0, dw.UntrustedDelta, "BLAKE3")
-            assert error.path == f"{root}/objects/{version}/{path.name}"
-            path.write_bytes(whole)
+            assert error.path == f"{board.url}/{name}"
         for other in (whole[:-1], whole + b"\0", b""):
-            path.write_bytes(other)
+            kept.write(name, other)
             refused(board, 0, dw.UntrustedDelta, "its manifest says")
-        path.unlink()
+        kept.remove(name)
         refused(board, 0, dw.StoreError, "no such object")
-        path.write_bytes(whole)
+        kept.write(name, whole)
     board.follower(model(0), version=0).advance()
 
 
-def test_altered_manifests(board: dw.Board, root: Path) -> None:
+def test_altered_manifests(board: dw.Board, kept: Kept) -> None:
     for version in (1, 2, 3):
-        path = manifest_path(root, version)
-        whole = path.read_bytes()
+        name = manifest_name(version)
+        whole = kept.read(name)
         for place in places(len(whole), 40):
-            flip(path, place)
+            kept.write(name, flipped(whole, place))
             served = model(0)
-            follower = dw.Board(root).follower(served, version=0)
+            follower = reopened(board).follower(served, version=0)
             # The last manifest has no child that names its digest, so a change that leaves it
-            # a valid manifest shows only where it contradicts something.
+            # a valid manifest shows only where it contradicts something, or names no object.
             try:
                 follower.advance(3)
-            except (dw.UntrustedDelta, dw.BrokenChain, dw.UnsupportedDelta):
+            except (dw.UntrustedDelta, dw.BrokenChain, dw.UnsupportedDelta, dw.StoreError):
                 assert same(served, model(0))
             else:
                 assert version == 3
                 assert same(served, model(3))
-        path.write_bytes(whole)
+        kept.write(name, whole)
 
 
-def test_a_missing_manifest_breaks_the_chain(board: dw.Board, root: Path) -> None:
-    manifest_path(root, 2).unlink()
+def test_a_missing_manifest_breaks_the_chain(board: dw.Board, kept: Kept) -> None:
+    kept.remove(manifest_name(2))
     error = refused(board, 0, dw.BrokenChain, "not there")
     assert error.version == 2
 
 
-def test_altered_anchors(board: dw.Board, root: Path) -> None:
-    path = root / "anchors" / "0" / "model.safetensors"
-    whole = path.read_bytes()
+def test_altered_anchors(board: dw.Board, kept: Kept) -> None:
+    name = "anchors/0/model.safetensors"
+    whole = kept.read(name)
     for place in places(len(whole), 12):
-        flip(path, place)
+        kept.write(name, flipped(whole, place))
         served = zeros(model())
         follower = board.follower(served)
         with pytest.raises(dw.UntrustedDelta, match="BLAKE3"):
             follower.advance()
         assert same(served, zeros(model()))
         assert follower.version is None
-        path.write_bytes(whole)
-    path.unlink()
+    kept.remove(name)
     with pytest.raises(dw.StoreError, match="no such object"):
         board.follower(zeros(model())).advance()
 
@@ -229,7 +231,9 @@ def test_versions_out_of_reach(board: dw.Board) -> None:
     assert [step.version for step in follower.advance()] == [3]
 
 
-def test_a_board_that_was_replaced(tmp_path: Path, board: dw.Board) -> None:
+def test_a_board_that_was_replaced(tmp_path: Path) -> None:
+    board = dw.Board(tmp_path / "board", create=True)
+    publish(board, 3)
     served = model(2)
     follower = board.follower(served, version=2)
     other = dw.Board(tmp_path / "other", create=True)
@@ -248,17 +252,17 @@ def test_a_board_that_was_replaced(tmp_path: Path, board: dw.Board) -> None:
     assert same(served, model(2))
 
 
-def test_an_anchor_record_of_another_manifest(board: dw.Board, root: Path) -> None:
+def test_an_anchor_record_of_another_manifest(board: dw.Board, kept: Kept) -> None:
     with board.publisher() as publisher:
         publisher.publish_anchor(3, model(3))
-    path = root / "manifests" / f"{3:020d}.anchor.json"
-    value = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**value, "manifest": "00" * 32}))
+    name = f"manifests/{3:020d}.anchor.json"
+    value = json.loads(kept.read(name))
+    kept.write(name, json.dumps({**value, "manifest": "00" * 32}).encode())
     with pytest.raises(dw.UntrustedDelta, match="another manifest"):
         board.follower(zeros(model())).advance()
 
 
-def test_hints_are_never_trusted(board: dw.Board, root: Path) -> None:
+def test_hints_are_never_trusted(board: dw.Board, kept: Kept) -> None:
     for hint in [
         b"",
         b"junk",
@@ -268,8 +272,8 @@ def test_hints_are_never_trusted(board: dw.Board, root: Path) -> None:
         b'{"version":0,"anchor":0}',
         b"x" * 10_000,
     ]:
-        (root / "latest.json").write_bytes(hint)
-        fresh = dw.Board(root)
+        kept.write("latest.json", hint)
+        fresh = reopened(board)
         assert fresh.head() == 3
         served = zeros(model())
         assert len(fresh.follower(served).advance()) == 4

@@ -16,6 +16,8 @@ import pytest
 
 import deltawire as dw
 from board_runs import model, publish, same, stored, zeros
+from kept import reopened
+from store_servers import S3
 
 TESTS = str(Path(__file__).parent)
 
@@ -24,8 +26,10 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import deltawire as dw
 from board_runs import model
+from store_servers import quick_options
 
-board = dw.Board(sys.argv[2])
+endpoint = sys.argv[3] if len(sys.argv) > 3 else None
+board = dw.Board(sys.argv[2], options=quick_options(endpoint=endpoint))
 publisher = board.publisher()
 print("ready", flush=True)
 while True:
@@ -36,16 +40,23 @@ while True:
 """
 
 
-def test_a_publisher_killed_at_random_moments(tmp_path: Path) -> None:
-    root = tmp_path / "board"
-    publish(dw.Board(root, create=True), 0)
+@pytest.mark.parametrize("kind", ["path", "s3"])
+def test_a_publisher_killed_at_random_moments(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "path":
+        board, kills = dw.Board(tmp_path / "board", create=True), 20
+        words = [TESTS, board.url]
+    else:
+        s3: S3 = request.getfixturevalue("s3")
+        board, kills = s3.board(), 10
+        words = [TESTS, board.url, s3.endpoint]
+    publish(board, 0)
     moments = random.Random(7)
     served = zeros(model())
-    follower = dw.Board(root).follower(served)
-    for _ in range(20):
-        child = subprocess.Popen(
-            [sys.executable, "-c", PUBLISH, TESTS, str(root)], stdout=subprocess.PIPE
-        )
+    follower = reopened(board).follower(served)
+    for _ in range(kills):
+        child = subprocess.Popen([sys.executable, "-c", PUBLISH, *words], stdout=subprocess.PIPE)
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         time.sleep(moments.uniform(0, 0.2))
@@ -53,7 +64,7 @@ def test_a_publisher_killed_at_random_moments(tmp_path: Path) -> None:
         child.wait()
         child.stdout.close()
         # A reader of before and a new one see the same versions, with the right bits.
-        board = dw.Board(root)
+        board = reopened(board)
         head = board.head()
         assert head is not None
         follower.advance()

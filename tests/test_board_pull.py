@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +24,45 @@ from board_runs import (
     publish,
     same,
 )
+from store_servers import S3, Web, quick_options
 
 TESTS = str(Path(__file__).parent)
 
 
-@pytest.fixture
-def board(tmp_path: Path) -> dw.Board:
-    """A local board with versions 0, an anchor in three files with extras, to 4."""
+def publish_five(board: dw.Board, tmp_path: Path) -> None:
+    """Versions 0, an anchor in three files with extras, to 4."""
     extras = tmp_path / "extras"
     extras.mkdir()
     (extras / "config.json").write_text("{}")
-    board = dw.Board(tmp_path / "board", create=True)
     with board.publisher(run="test") as publisher:
         publisher.publish_anchor(0, model(), extra_files=extras, max_shard_bytes=9000)
         for version in range(1, 5):
             publisher.publish(version, base=model(version - 1), new=model(version))
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> dw.Board:
+    """A local board with versions 0 to 4."""
+    board = dw.Board(tmp_path / "board", create=True)
+    publish_five(board, tmp_path)
     return board
+
+
+@pytest.fixture(params=["path", "s3", "web"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> Iterator[dw.Board]:
+    """The same board on several kinds of store."""
+    if request.param == "s3":
+        board = s3.board()
+        publish_five(board, tmp_path)
+        yield board
+        return
+    board = dw.Board(tmp_path / "board", create=True)
+    publish_five(board, tmp_path)
+    if request.param == "path":
+        yield board
+        return
+    with Web(tmp_path) as web:
+        yield dw.Board(f"{web.url}/board/", options=quick_options(credentials=None))
 
 
 @pytest.fixture
@@ -53,36 +77,36 @@ def alone(directory: Path) -> bool:
     return os.listdir(directory.parent) == [directory.name]
 
 
-def test_new_then_in_place_then_nothing(board: dw.Board, out: Path) -> None:
-    done = board.pull(out, version=1)
+def test_new_then_in_place_then_nothing(anywhere: dw.Board, out: Path) -> None:
+    done = anywhere.pull(out, version=1)
     assert (done.version, done.from_version, done.anchor, done.versions) == (1, None, 0, 1)
     assert holds(out, 1)
     assert (out / "config.json").read_text() == "{}"
     inodes = {path.name: path.stat().st_ino for path in out.glob("*.safetensors")}
-    done = board.pull(out, version=3)
+    done = anywhere.pull(out, version=3)
     assert (done.version, done.from_version, done.anchor, done.versions) == (3, 1, None, 2)
-    assert done.bytes == board.manifest(2).bytes + board.manifest(3).bytes
-    assert done.state == board.manifest(3).result_state
+    assert done.bytes == anywhere.manifest(2).bytes + anywhere.manifest(3).bytes
+    assert done.state == anywhere.manifest(3).result_state
     assert holds(out, 3)
     assert inodes == {path.name: path.stat().st_ino for path in out.glob("*.safetensors")}
-    board.pull(out)
+    anywhere.pull(out)
     assert holds(out, 4)
     before = contents(out)
-    done = board.pull(out)
+    done = anywhere.pull(out)
     assert (done.version, done.from_version, done.versions, done.bytes) == (4, 4, 0, 0)
     assert contents(out) == before
     assert alone(out)
 
 
-def test_an_empty_directory_is_used(board: dw.Board, out: Path) -> None:
+def test_an_empty_directory_is_used(anywhere: dw.Board, out: Path) -> None:
     out.mkdir()
-    board.pull(out)
+    anywhere.pull(out)
     assert holds(out, 4)
 
 
-def test_progress_counts_the_bytes_fetched(board: dw.Board, out: Path) -> None:
+def test_progress_counts_the_bytes_fetched(anywhere: dw.Board, out: Path) -> None:
     steps: list[int] = []
-    done = board.pull(out, progress=steps.append)
+    done = anywhere.pull(out, progress=steps.append)
     assert sum(steps) == done.bytes
     json.dumps(done.as_dict())
 
@@ -136,31 +160,31 @@ def test_a_state_file_that_names_files_elsewhere(board: dw.Board, out: Path) -> 
         board.pull(out)
 
 
-def test_weights_that_were_changed_by_something_else(board: dw.Board, out: Path) -> None:
-    board.pull(out, version=1)
+def test_weights_that_were_changed_by_something_else(anywhere: dw.Board, out: Path) -> None:
+    anywhere.pull(out, version=1)
     with dw.Checkpoint.open(out, writable=True) as checkpoint:
         checkpoint["layer.weight"].data[3, 5] ^= 1
     before = contents(out)
     with pytest.raises(dw.WrongBase, match="changed by something else") as caught:
-        board.pull(out)
+        anywhere.pull(out)
     assert caught.value.tensor == "layer.weight"
     assert contents(out) == before
 
 
-def test_going_back_and_beyond(board: dw.Board, out: Path) -> None:
-    board.pull(out, version=2)
+def test_going_back_and_beyond(anywhere: dw.Board, out: Path) -> None:
+    anywhere.pull(out, version=2)
     with pytest.raises(dw.WrongVersion, match="held already"):
-        board.pull(out, version=1)
+        anywhere.pull(out, version=1)
     with pytest.raises(dw.WrongVersion, match="the newest is 4"):
-        board.pull(out, version=5)
+        anywhere.pull(out, version=5)
     assert holds(out, 2)
     with pytest.raises(dw.WrongVersion):
-        board.pull(out.parent / "new", version=5)
+        anywhere.pull(out.parent / "new", version=5)
     assert alone(out)
 
 
-def test_another_board(board: dw.Board, out: Path, tmp_path: Path) -> None:
-    board.pull(out, version=2)
+def test_another_board(anywhere: dw.Board, out: Path, tmp_path: Path) -> None:
+    anywhere.pull(out, version=2)
     other = dw.Board(tmp_path / "other", create=True)
     publish(other, 4)
     before = contents(out)
@@ -330,19 +354,19 @@ def tear(out: Path, version: int) -> None:
     path.write_text(json.dumps({**value, "pending": {"version": version, "anchor": False}}))
 
 
-def test_a_torn_tile_is_repaired_from_an_anchor(board: dw.Board, out: Path) -> None:
-    board.pull(out, version=1)
+def test_a_torn_tile_is_repaired_from_an_anchor(anywhere: dw.Board, out: Path) -> None:
+    anywhere.pull(out, version=1)
     tear(out, 2)
-    done = board.pull(out)
+    done = anywhere.pull(out)
     assert (done.version, done.anchor, done.from_version) == (4, 0, None)
     assert holds(out, 4)
 
 
-def test_a_torn_directory_can_stay_at_its_version(board: dw.Board, out: Path) -> None:
-    board.pull(out, version=1)
+def test_a_torn_directory_can_stay_at_its_version(anywhere: dw.Board, out: Path) -> None:
+    anywhere.pull(out, version=1)
     tear(out, 2)
     assert not holds(out, 1)
-    done = board.pull(out, version=1)
+    done = anywhere.pull(out, version=1)
     assert (done.version, done.anchor) == (1, 0)
     assert holds(out, 1)
 

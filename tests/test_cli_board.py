@@ -11,6 +11,7 @@ from checkpoint_files import Spec, fingerprint, random_tensors, write_sharded
 from cli_runs import PROFILES, Cli, contents, next_step
 from conftest import Recording
 from deltawire.checkpoint import write_safetensors
+from store_servers import KEY, S3, SECRET
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.board = directory / "board"
+        self.board: Path | str = directory / "board"
         self._tensors: list[dict[str, Spec]] = [random_tensors()]
 
     def checkpoint(self, version: int) -> Path:
@@ -37,8 +38,21 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+def run(
+    request: pytest.FixtureRequest, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    run = Run(tmp_path)
+    if getattr(request, "param", "path") == "s3":
+        # Credentials come from the environment, all else from options.
+        s3: S3 = request.getfixturevalue("s3")
+        run.board = f"s3://{s3.bucket()}/run"
+        cli.board_options = ["--endpoint", s3.endpoint, "--allow-http", "--region", "eu-central-1"]
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    return run
+
+
+ANYWHERE = pytest.mark.parametrize("run", ["path", "s3"], indirect=True)
 
 
 @pytest.fixture
@@ -49,6 +63,7 @@ def published(cli: Cli, run: Run) -> Run:
     return run
 
 
+@ANYWHERE
 def test_the_first_version_is_an_anchor_and_says_so(cli: Cli, run: Run) -> None:
     done = cli("publish", run.board, run.checkpoint(0))
     assert "version 0" in done.out
@@ -58,6 +73,7 @@ def test_the_first_version_is_an_anchor_and_says_so(cli: Cli, run: Run) -> None:
     assert [entry["version"] for entry in value["versions"]] == [0]
 
 
+@ANYWHERE
 @pytest.mark.parametrize("profile", PROFILES)
 def test_publish_and_pull(profile: str, cli: Cli, run: Run) -> None:
     cli("publish", run.board, run.checkpoint(0), "--run", "night")
@@ -86,6 +102,7 @@ def test_publish_and_pull(profile: str, cli: Cli, run: Run) -> None:
     assert newest["result_state"] == value["result_state"] == pulled["state"]
 
 
+@ANYWHERE
 def test_pull_goes_on_from_what_the_directory_holds(cli: Cli, published: Run) -> None:
     replica = published.directory / "replica"
     cli("pull", published.board, "-o", replica, "--version", 1)
@@ -100,6 +117,7 @@ def test_pull_goes_on_from_what_the_directory_holds(cli: Cli, published: Run) ->
     assert contents(replica) == contents(published.checkpoint(3))
 
 
+@ANYWHERE
 def test_an_anchor_later_on(cli: Cli, published: Run) -> None:
     done = cli("publish", published.board, published.checkpoint(3), "--anchor")
     assert "version 3, the whole checkpoint" in done.out
@@ -146,12 +164,14 @@ def refused(cli: Cli, run: Run, words: list[object], *, status: int, kind: str) 
     assert sorted(os.listdir(run.directory)) == names
 
 
+@ANYWHERE
 def test_a_wrong_base(cli: Cli, published: Run) -> None:
     words: list[object] = ["publish", published.board, published.checkpoint(3)]
     words += ["--base", published.checkpoint(1)]
     refused(cli, published, words, status=4, kind="wrong-base")
 
 
+@ANYWHERE
 def test_a_version_that_exists(cli: Cli, published: Run) -> None:
     for option in ([], ["--anchor"]):
         words: list[object] = ["publish", published.board, published.checkpoint(3), *option]
@@ -160,6 +180,7 @@ def test_a_version_that_exists(cli: Cli, published: Run) -> None:
         refused(cli, published, [*words, "--version", 1], status=4, kind=done["error"]["kind"])
 
 
+@ANYWHERE
 def test_a_version_that_does_not_exist(cli: Cli, published: Run) -> None:
     words: list[object] = ["pull", published.board, "-o", published.directory / "replica"]
     refused(cli, published, [*words, "--version", 9], status=4, kind="wrong-version")
@@ -182,12 +203,12 @@ def test_options_that_contradict(cli: Cli, run: Run) -> None:
     words: list[object] = ["publish", run.board, run.checkpoint(0), "--base", run.checkpoint(1)]
     refused(cli, run, words, status=5, kind="store")
     refused(cli, run, [*words, "--anchor"], status=2, kind="usage")
-    run.board.mkdir()
+    Path(run.board).mkdir()
     refused(cli, run, words, status=2, kind="usage")
 
 
 def test_an_altered_object(cli: Cli, published: Run) -> None:
-    (path,) = (published.board / "objects" / "2").glob("*.dw")
+    (path,) = (Path(published.board) / "objects" / "2").glob("*.dw")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.chmod(0o644)

@@ -19,6 +19,7 @@ from .apply import Staged, apply, stage
 from .board import (
     AdvanceStats,
     Board,
+    Credentials,
     Follower,
     Manifest,
     PublicKey,
@@ -27,6 +28,7 @@ from .board import (
     PullStats,
     SigningKey,
     Stale,
+    StoreOptions,
     Trust,
 )
 from .checkpoint import Checkpoint
@@ -78,6 +80,7 @@ __all__ = [
     "Chunk",
     "CorruptCheckpoint",
     "CorruptDelta",
+    "Credentials",
     "DeltaInfo",
     "DeltaStats",
     "DeltawireError",
@@ -99,6 +102,7 @@ __all__ = [
     "Stale",
     "StaleBoard",
     "StoreError",
+    "StoreOptions",
     "StreamReader",
     "StreamWriter",
     "TargetError",

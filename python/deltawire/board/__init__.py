@@ -3,13 +3,15 @@
 ``board`` is the entrance; ``publisher`` and ``anchor`` write; ``plan`` decides how a reader
 gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas,
 ``follower`` to tensors in memory and ``pull`` to a checkpoint directory; ``manifest`` is what all
-of them speak about. ``trust`` is about keys, ``records`` where signatures are checked, ``watch``
-what a reader remembers. The protocol itself is in Rust (``spec/commit-v1.md``).
+of them speak about, and ``options`` say how a remote store is reached. ``trust`` is about keys,
+``records`` where signatures are checked, ``watch`` what a reader remembers. The protocol itself is
+in Rust (``spec/commit-v1.md``).
 """
 
 from .board import Board
 from .follower import Follower
 from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
+from .options import Credentials, StoreOptions
 from .publisher import Publisher, PublishStats
 from .pull import PullStats
 from .steps import AdvanceStats
@@ -20,6 +22,7 @@ __all__ = [
     "AdvanceStats",
     "AnchorFiles",
     "Board",
+    "Credentials",
     "Follower",
     "Manifest",
     "ObjectRef",
@@ -29,6 +32,7 @@ __all__ = [
     "PullStats",
     "SigningKey",
     "Stale",
+    "StoreOptions",
     "Trust",
     "VersionRef",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Bytes in flight while an anchor is read or written.
 _PIECE = 8 << 20
+#: Pieces that are asked for at once: the store's requests overlap.
+_BATCH_BYTES, _BATCH_PIECES = 32 << 20, 1000
 #: One segment of a path on a board.
 PLAIN_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._+=@-]{1,200}")
 _SUFFIX = ".safetensors"
@@ -217,12 +220,11 @@ class AnchorLoader:
                 then unknown.
             StoreError: reading failed half way, with the same effect.
         """
-        for file, entry in self._places:
-            offset = entry.start
-            for piece in _pieces(self._views[entry.name].data):
-                raw = self._board.store.read_range(file.path, offset, offset + piece.size)
+        for path, batch in self._batches():
+            ranges = [(start, start + piece.size) for piece, start in batch]
+            found = self._board.store.read_ranges(path, ranges)
+            for (piece, _), raw in zip(batch, found, strict=True):
                 piece[...] = np.frombuffer(raw, np.uint8).reshape(piece.shape)
-                offset += piece.size
         state = state_digest(self._views, threads=threads)
         if state != self.manifest.result_state:
             raise UntrustedDelta(
@@ -232,6 +234,23 @@ class AnchorLoader:
                 version=self.manifest.version,
                 path=self._where(self._files.path),
             )
+
+    def _batches(self) -> Iterator[tuple[str, list[tuple[Bytes, int]]]]:
+        """Pieces of the target and where their bytes begin, a few MiB of one file at a time."""
+        for path, places in itertools.groupby(self._places, lambda place: place[0].path):
+            batch: list[tuple[Bytes, int]] = []
+            size = 0
+            for _, entry in places:
+                offset = entry.start
+                for piece in _pieces(self._views[entry.name].data):
+                    batch.append((piece, offset))
+                    offset += piece.size
+                    size += piece.size
+                    if size >= _BATCH_BYTES or len(batch) >= _BATCH_PIECES:
+                        yield path, batch
+                        batch, size = [], 0
+            if batch:
+                yield path, batch
 
     def _weights(self) -> list[ObjectRef]:
         return [file for file in self._files.files if file.path.endswith(_SUFFIX)]

@@ -13,6 +13,7 @@ from ..errors import WrongVersion
 from .fetch import check_file
 from .follower import Follower
 from .manifest import Manifest
+from .options import StoreOptions
 from .publisher import Publisher
 from .pull import PullStats, pull
 from .records import Records
@@ -27,14 +28,16 @@ class Board:
     """A bulletin board: numbered, immutable versions of one run on an object store.
 
     Args:
-        url: a path, ``file:///path`` or ``memory://name`` (shared by this process). Manifests,
-            objects and anchors lie right below it.
-        create: make the directory, or memory store, if it is missing.
+        url: a path, ``file:///path``, ``memory://name`` (shared by this process),
+            ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``, or, to read
+            only, ``https://host/path``. Manifests, objects and anchors lie right below it.
+        create: make the directory, or memory store, if it is missing. Buckets are never made.
         trust: keys that must have signed what is read, by every method here and by all who use
             this board; None: signatures are ignored.
+        options: of a remote store; others have none.
 
     Raises:
-        StoreError: an unknown scheme, or no board there.
+        StoreError: an unknown scheme, no board or bucket there, or it cannot be reached.
     """
 
     def __init__(
@@ -43,15 +46,22 @@ class Board:
         *,
         create: bool = False,
         trust: Trust | None = None,
+        options: StoreOptions | None = None,
     ) -> None:
-        self._store = _native.BoardStore(os.fspath(url), create)
+        self._store = _native.BoardStore(os.fspath(url), create, options)
         self._records = Records(self._store, self._store.url, trust)
+        self._options = options
         self._known: int | None = None
 
     @property
     def url(self) -> str:
         """The path or URL that the board was opened with."""
         return self._store.url
+
+    @property
+    def options(self) -> StoreOptions | None:
+        """What the board was opened with."""
+        return self._options
 
     @property
     def store(self) -> _native.BoardStore:

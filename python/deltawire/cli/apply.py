@@ -14,6 +14,7 @@ from . import text
 from .arguments import CHECKPOINT, UsageError, add_report, add_threads, delta_source
 from .keys import add_trust, trust_of
 from .output import Output
+from .store import add_store, store_options
 
 if TYPE_CHECKING:
     from .. import ApplyStats, DeltaInfo
@@ -52,6 +53,7 @@ def add_parsers(verbs: Any) -> None:
         help="check also that this is the very delta that BOARD has for its version",
     )
     add_trust(parser)
+    add_store(parser)
     parser.set_defaults(run=run_verify)
 
 
@@ -115,7 +117,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     signer = None
     origin = []
     if arguments.board is not None:
-        board = dw.Board(arguments.board, trust=trust)
+        board = dw.Board(arguments.board, trust=trust, options=store_options(arguments))
         signer = board.check_delta(arguments.delta, info.version).signer or None
         signed = f", signed by {signer}" if signer is not None and trust is not None else ""
         origin = [("board", f"the delta of {arguments.board}{signed}")]

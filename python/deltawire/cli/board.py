@@ -25,6 +25,7 @@ from .arguments import (
 )
 from .keys import add_key, add_trust, trust_of
 from .output import Output
+from .store import add_store, store_options
 
 if TYPE_CHECKING:
     from .. import Board, Manifest
@@ -66,6 +67,7 @@ def _add_publish(verbs: Any) -> None:
     add_encoding(parser)
     add_key(parser)
     add_trust(parser)
+    add_store(parser)
     add_threads(parser)
     add_report(parser)
     parser.set_defaults(
@@ -105,6 +107,7 @@ def _add_pull(verbs: Any) -> None:
         metavar="SECONDS",
         help="refuse a newest version that is older than this (default: any age)",
     )
+    add_store(parser)
     add_threads(parser)
     add_report(parser)
     parser.set_defaults(run=run_pull)
@@ -119,6 +122,7 @@ def _add_log(verbs: Any) -> None:
     parser.add_argument("board", metavar="BOARD", help=BOARD)
     parser.add_argument("-n", type=count, metavar="COUNT", help="at most so many versions")
     add_trust(parser)
+    add_store(parser)
     add_report(parser)
     parser.set_defaults(run=run_log)
 
@@ -133,8 +137,10 @@ def run_publish(arguments: argparse.Namespace) -> int:
     # Opened first: a bad checkpoint must not leave a new board behind.
     with Checkpoint.open(arguments.checkpoint) as new:
         key = None if arguments.key is None else dw.SigningKey.load(arguments.key)
-        trust = trust_of(arguments)
-        board = dw.Board(arguments.board, create=arguments.base is None, trust=trust)
+        trust, options = trust_of(arguments), store_options(arguments)
+        board = dw.Board(
+            arguments.board, create=arguments.base is None, trust=trust, options=options
+        )
         head = board.head()
         first = head is None
         version = arguments.version
@@ -219,7 +225,8 @@ def run_pull(arguments: argparse.Namespace) -> int:
     import deltawire as dw
 
     output = Output(arguments)
-    board = dw.Board(arguments.board, trust=trust_of(arguments, arguments.run_name))
+    trust, options = trust_of(arguments, arguments.run_name), store_options(arguments)
+    board = dw.Board(arguments.board, trust=trust, options=options)
     with output.progress("pull", None) as advance:
         stats = board.pull(
             arguments.output,
@@ -259,7 +266,7 @@ def run_log(arguments: argparse.Namespace) -> int:
     import deltawire as dw
 
     trust = trust_of(arguments)
-    board = dw.Board(arguments.board, trust=trust)
+    board = dw.Board(arguments.board, trust=trust, options=store_options(arguments))
     manifests = board.log(arguments.n)
     head = board.head()
     lines = [f"{arguments.board}: no version yet"]

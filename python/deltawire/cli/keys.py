@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import text
 from .arguments import BOARD, UsageError, add_report, count
 from .output import Output
+from .store import add_store, store_options
 
 if TYPE_CHECKING:
     from .. import Trust
@@ -51,6 +52,7 @@ def add_parsers(verbs: Any) -> None:
         metavar="N",
         help="first version of the new key (default: the one after the newest)",
     )
+    add_store(parser)
     add_report(parser)
     parser.set_defaults(run=run_introduce)
 
@@ -120,7 +122,7 @@ def run_introduce(arguments: argparse.Namespace) -> int:
     new = dw.PublicKey.load(arguments.new)
     key = dw.SigningKey.load(arguments.key)
     trust = dw.Trust([key.public])
-    board = dw.Board(arguments.board, trust=trust)
+    board = dw.Board(arguments.board, trust=trust, options=store_options(arguments))
     first = board.introduce_key(new, by=key, first=arguments.version)
     Output(arguments).result(
         {

@@ -1,9 +1,8 @@
 //! Reading manifests and checking that they link up, before anything acts on them.
 
 use futures::{StreamExt, TryStreamExt};
-use object_store::ObjectStoreExt;
 
-use crate::error::{store_error, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::hex::{Blake3, State};
 use crate::layout;
 use crate::manifest::{Manifest, MAX_RECORD};
@@ -177,31 +176,14 @@ pub fn read_chain(
 
 async fn read_manifest(store: &Store, version: u64) -> Result<Vec<u8>> {
     let path = layout::manifest(version);
-    let location = store.full_path(&path)?;
-    let found = match store.object_store().get(&location).await {
-        Ok(found) => found,
-        Err(object_store::Error::NotFound { .. }) => {
-            return Err(Error::new(
-                ErrorKind::BrokenChain,
-                "its manifest is not there: not committed yet, or collected",
-            )
-            .at(path)
-            .version(version))
-        }
-        Err(error) => return Err(store_error(&error, &path)),
-    };
-    if found.meta.size > MAX_RECORD {
-        let message = format!(
-            "a manifest of {} bytes, more than {MAX_RECORD}",
-            found.meta.size
-        );
-        return Err(Error::new(ErrorKind::Limit, message)
-            .at(path)
-            .version(version));
+    match store.read_soon(&path, MAX_RECORD).await {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(Error::new(
+            ErrorKind::BrokenChain,
+            "its manifest is not there: not committed yet, or collected",
+        )
+        .at(path)
+        .version(version)),
+        Err(error) => Err(error.version(version)),
     }
-    let bytes = found
-        .bytes()
-        .await
-        .map_err(|error| store_error(&error, &path))?;
-    Ok(bytes.to_vec())
 }

@@ -1,4 +1,6 @@
 //! Reading one object front to back, its length and BLAKE3 checked on the way.
+//!
+//! Of a remote store several pieces are on their way at once, and what was downloaded may be kept.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,8 +10,11 @@ use futures::stream::BoxStream;
 use futures::StreamExt;
 use object_store::{GetResultPayload, ObjectStoreExt};
 
+use crate::cache::Cached;
 use crate::error::{store_error, Error, ErrorKind, Result};
 use crate::hex::Blake3;
+use crate::options::StoreOptions;
+use crate::pieces::{wrong_length, Pieces, Source as RemoteSource};
 use crate::runtime::block_on;
 use crate::store::Store;
 
@@ -30,6 +35,36 @@ pub struct Download {
 enum Source {
     File(File),
     Stream(BoxStream<'static, object_store::Result<Bytes>>),
+    Remote(Box<Remote>),
+}
+
+/// First what the cache has, then the rest from the store.
+struct Remote {
+    source: RemoteSource,
+    options: StoreOptions,
+    cached: Option<Cached>,
+    pieces: Option<Pieces>,
+}
+
+impl Remote {
+    /// The bytes from `at` on.
+    fn next(&mut self, at: u64, length: u64) -> Result<Option<Bytes>> {
+        let pieces = match &mut self.pieces {
+            Some(pieces) => pieces,
+            None => {
+                if let Some(block) = self.cached.as_mut().and_then(Cached::next) {
+                    return Ok(Some(block));
+                }
+                let pieces = Pieces::new(self.source.clone(), length, at, &self.options);
+                self.pieces.insert(pieces)
+            }
+        };
+        let block = pieces.next()?;
+        if let (Some(block), Some(cached)) = (&block, &mut self.cached) {
+            cached.append(block);
+        }
+        Ok(block)
+    }
 }
 
 impl std::fmt::Debug for Download {
@@ -44,20 +79,19 @@ impl std::fmt::Debug for Download {
 
 impl Download {
     pub(crate) fn open(store: &Store, path: &str, expected: Option<(u64, Blake3)>) -> Result<Self> {
+        if let Some((length, digest)) = expected {
+            // An empty object has no ranges.
+            if store.is_remote() && length > 0 {
+                return Self::open_remote(store, path, length, digest);
+            }
+        }
         let location = store.full_path(path)?;
-        let found = block_on(store.object_store().get(&location))?
+        let found = block_on(store.object_store()?.get(&location))?
             .map_err(|error| store_error(&error, path))?;
         let length = found.meta.size;
         if let Some((expected, _)) = expected {
             if length != expected {
-                return Err(Error::new(
-                    ErrorKind::Untrusted,
-                    format!(
-                        "{length} bytes, but its manifest says {expected}; fetch it again, or \
-                             tell the publisher that the object was altered"
-                    ),
-                )
-                .at(path));
+                return Err(wrong_length(path, length, expected));
             }
         }
         let source = match found.payload {
@@ -73,6 +107,25 @@ impl Download {
             source,
             hasher: expected.map(|_| blake3::Hasher::new()),
             expected: expected.map(|(_, digest)| digest),
+            length,
+            received: 0,
+        })
+    }
+
+    fn open_remote(store: &Store, path: &str, length: u64, digest: Blake3) -> Result<Self> {
+        let options = store.options().clone();
+        let cache = options.cache.as_ref();
+        let remote = Remote {
+            source: store.source(path, Some(length))?,
+            cached: cache.and_then(|cache| Cached::open(cache, digest, length)),
+            pieces: None,
+            options,
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            source: Source::Remote(Box::new(remote)),
+            hasher: Some(blake3::Hasher::new()),
+            expected: Some(digest),
             length,
             received: 0,
         })
@@ -110,6 +163,7 @@ impl Download {
             Source::Stream(stream) => block_on(stream.next())?
                 .transpose()
                 .map_err(|error| store_error(&error, &self.path))?,
+            Source::Remote(remote) => remote.next(self.received, self.length)?,
         };
         match block {
             Some(block) => {
@@ -122,7 +176,15 @@ impl Download {
                 }
                 Ok(Some(block))
             }
-            None => self.check().map(|()| None),
+            None => {
+                let checked = self.check();
+                if let (Err(_), Source::Remote(remote)) = (&checked, &mut self.source) {
+                    if let Some(cached) = &mut remote.cached {
+                        cached.discard();
+                    }
+                }
+                checked.map(|()| None)
+            }
         }
     }
 

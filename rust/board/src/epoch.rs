@@ -13,6 +13,9 @@ struct Epoch {
     epoch: u64,
     write_id: WriteId,
     time_ms: u64,
+    /// Only in the record that must not take the place of the first.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    probe: bool,
 }
 
 /// Tries against other publishers that open at the same moment.
@@ -20,9 +23,13 @@ const MAX_TRIES: u64 = 1000;
 
 /// Takes the next epoch. From then on no publisher with a lower one commits.
 ///
+/// On a store that others run it is made sure that a create does not replace: the epoch's own record is
+/// created a second time, with other bytes, which must fail.
+///
 /// # Errors
-/// [`ErrorKind::Store`].
+/// [`ErrorKind::Store`], also if the store is read-only or replaces what it should only create.
 pub fn acquire(store: &Store, write_id: WriteId, time_ms: u64) -> Result<u64> {
+    store.check_writable()?;
     // One listing when a publisher opens; epochs are few.
     let newest = store
         .list(layout::CONTROL)?
@@ -33,15 +40,31 @@ pub fn acquire(store: &Store, write_id: WriteId, time_ms: u64) -> Result<u64> {
     let exhausted = || Error::new(ErrorKind::Store, "no free writer epoch").at(layout::CONTROL);
     let first = newest.checked_add(1).ok_or_else(exhausted)?;
     for epoch in first..first.saturating_add(MAX_TRIES) {
-        let record = to_record(&Epoch {
+        let mut record = Epoch {
             epoch,
             write_id,
             time_ms,
-        })?;
-        match store.create(&layout::epoch(epoch), &record)? {
-            Created::Now | Created::Recovered => return Ok(epoch),
-            Created::Taken(_) => {}
+            probe: false,
+        };
+        let path = layout::epoch(epoch);
+        match store.create(&path, &to_record(&record)?)? {
+            Created::Now | Created::Recovered => {}
+            Created::Taken(_) => continue,
         }
+        if !store.settles() {
+            record.probe = true;
+            match store.create(&path, &to_record(&record)?)? {
+                Created::Taken(_) => {}
+                Created::Now | Created::Recovered => return Err(Error::new(
+                    ErrorKind::Store,
+                    "this store replaces an object where it was told to create one only if none \
+                         is there, so two publishers could commit the same version; publish to \
+                         one that honours the condition (for S3: If-None-Match)",
+                )
+                .at(store.url())),
+            }
+        }
+        return Ok(epoch);
     }
     Err(exhausted())
 }

@@ -115,15 +115,84 @@ pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-pub(crate) fn store_error(error: &object_store::Error, path: &str) -> Error {
-    let kind = match error {
-        object_store::Error::NotFound { .. } => ErrorKind::NotFound,
-        _ => ErrorKind::Store,
+/// Longest text of a remote error that is passed on.
+const MAX_TEXT: usize = 400;
+
+/// The cause of a store's error in one line: of a server's XML only code and message, of a URL no query,
+/// which may hold a signature.
+pub(crate) fn explain(error: &object_store::Error) -> String {
+    let text = root_cause(error);
+    let tag = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once("</")?.0.trim().to_owned())
     };
-    let message = if kind == ErrorKind::NotFound {
-        "no such object; it was never committed, or it was collected".to_owned()
-    } else {
-        root_cause(error)
+    let status = text.split_once("status code: ").map(|(_, rest)| {
+        rest.split([':', '\n'])
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    });
+    let short = match (status, tag("Code"), tag("Message")) {
+        (Some(status), Some(code), message) => {
+            format!("{status}, {code}: {}", message.unwrap_or_default())
+        }
+        (Some(status), None, _) => status,
+        _ => text,
+    };
+    let words = short
+        .split_whitespace()
+        .map(|word| match word.split_once('?') {
+            Some((url, _)) if word.contains("://") => format!("{url}?..."),
+            _ => word.to_owned(),
+        });
+    let line = words.collect::<Vec<_>>().join(" ");
+    if line.chars().count() <= MAX_TEXT {
+        return line;
+    }
+    line.chars().take(MAX_TEXT).chain("...".chars()).collect()
+}
+
+pub(crate) fn store_error(error: &object_store::Error, path: &str) -> Error {
+    let (kind, message) = match error {
+        object_store::Error::NotFound { .. } => (
+            ErrorKind::NotFound,
+            "no such object; it was never committed, or it was collected".to_owned(),
+        ),
+        object_store::Error::PermissionDenied { .. } => (
+            ErrorKind::Store,
+            format!(
+                "permission denied: {}; check what the credentials may do. S3 also says so of a \
+                 missing object where they may not list the bucket",
+                explain(error)
+            ),
+        ),
+        object_store::Error::Unauthenticated { .. } => (
+            ErrorKind::Store,
+            format!("not authenticated: {}; give credentials", explain(error)),
+        ),
+        _ => (ErrorKind::Store, explain(error)),
     };
     Error::new(kind, message).at(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_quoted_in_one_line_without_signatures() {
+        let error = |source: &str| object_store::Error::Generic {
+            store: "S3",
+            source: source.to_owned().into(),
+        };
+        let xml = "Server returned non-2xx status code: 403 Forbidden: <Error><Code>Sig</Code>\n\
+                   <Message>does not\nmatch</Message><StringToSign>hidden</StringToSign></Error>";
+        assert_eq!(explain(&error(xml)), "403 Forbidden, Sig: does not match");
+        let url = "Error performing GET https://h/x?X-Amz-Signature=hidden in 3s";
+        assert!(!explain(&error(url)).contains("hidden"));
+        assert!(explain(&error(&"long ".repeat(1000))).len() < 500);
+        // The text of a local error stays.
+        assert!(explain(&error("No space left on device")).contains("No space left"));
+    }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{self, LATEST, MANIFESTS, MAX_VERSION};
 use crate::store::Store;
 
@@ -50,6 +50,14 @@ pub fn head(store: &Store, known: Option<u64>) -> Result<Option<u64>> {
                 return Ok(Some(head));
             }
         }
+    }
+    if !store.lists() {
+        return Err(Error::new(
+            ErrorKind::Store,
+            "no version found: neither latest.json nor version 0 leads to one, and a web server cannot \
+             be listed; check the URL, or have latest.json served beside manifests/",
+        )
+        .at(store.url()));
     }
     // Version 0 was collected or never was, and nothing says where the others are.
     let mut start = newest_listed(store)?;

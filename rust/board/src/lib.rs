@@ -2,9 +2,11 @@
 //!
 //! `spec/commit-v1.md` is the contract; a file here is about one part of it:
 //!
-//! - [`location`]: what a board's URL or path names;
+//! - [`location`], [`options`]: what a board's URL or path names, and how it is reached;
+//! - `remote`: clients of S3, GCS, Azure and web servers;
 //! - [`store`]: the few storage operations that the protocol needs, made synchronous;
 //! - [`upload`], [`download`]: streams with BLAKE3 computed, or checked, on the way;
+//! - `pieces`, `ranges`, `cache`: parallel range requests, many ranges at once, what was downloaded;
 //! - [`layout`]: names of all objects;
 //! - [`manifest`], [`anchor`]: the JSON records, their limits and checks;
 //! - [`epoch`], [`commit`]: how a version comes to exist;
@@ -12,11 +14,13 @@
 //! - [`sign`], [`keyfile`], [`trust`]: who wrote it, and whom a reader believes.
 //!
 //! Nothing here reads a clock or draws a random number: write ids and times come from the
-//! caller, so a run can be repeated exactly.
+//! caller, so a run can be repeated exactly. The clients below `remote` do both, to sign requests and to
+//! wait between retries.
 
 #![forbid(unsafe_code)]
 
 pub mod anchor;
+mod cache;
 pub mod chain;
 pub mod commit;
 pub mod download;
@@ -28,6 +32,10 @@ pub mod keyfile;
 pub mod layout;
 pub mod location;
 pub mod manifest;
+pub mod options;
+mod pieces;
+mod ranges;
+mod remote;
 mod runtime;
 pub mod sign;
 pub mod store;
@@ -41,6 +49,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use hex::{Blake3, Hex, State, WriteId};
 pub use location::Location;
 pub use manifest::{Manifest, ObjectRef, VersionRef};
+pub use options::{CacheOptions, Credentials, StoreOptions};
 pub use sign::{PublicKey, Signed, SigningKey};
 pub use store::{Created, Store};
 pub use trust::{Keyring, TrustedKey};

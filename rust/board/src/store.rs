@@ -9,12 +9,18 @@ use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
+use crate::cache;
 use crate::download::Download;
-use crate::error::{root_cause, store_error, Error, ErrorKind, Result};
+use crate::error::{explain, root_cause, store_error, Error, ErrorKind, Result};
 use crate::hex::Blake3;
-use crate::location::Location;
+use crate::layout::LATEST;
+use crate::location::{Bucket, Cloud, Location};
+use crate::options::StoreOptions;
+use crate::pieces::{Patience, Source};
+use crate::ranges;
+use crate::remote::RemoteClient;
 use crate::runtime::block_on;
 use crate::upload::Upload;
 
@@ -35,11 +41,19 @@ pub enum Created {
 /// A board's storage: an object store and a prefix within it.
 #[derive(Debug, Clone)]
 pub struct Store {
-    inner: Arc<dyn ObjectStore>,
+    backend: Backend,
     prefix: Path,
     url: String,
     root: Option<PathBuf>,
     settles: bool,
+    web: bool,
+    options: Arc<StoreOptions>,
+}
+
+#[derive(Debug, Clone)]
+enum Backend {
+    Near(Arc<dyn ObjectStore>),
+    Remote(Arc<RemoteClient>),
 }
 
 impl Store {
@@ -51,9 +65,20 @@ impl Store {
     /// [`ErrorKind::Store`] for a scheme this build does not know and for a board that is not there
     /// or cannot be opened.
     pub fn open(url: &str, create: bool) -> Result<Self> {
+        Self::open_with(url, create, StoreOptions::default())
+    }
+
+    /// As [`Store::open`], with settings for a remote store, which is asked once whether it can be read.
+    /// An empty board there needs no `create`: a prefix exists when something lies below it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Store`], also for settings out of range, a missing bucket, and where permission is
+    /// denied.
+    pub fn open_with(url: &str, create: bool, options: StoreOptions) -> Result<Self> {
         match Location::parse(url)? {
             Location::Local(path) => Self::open_local(&path, url, create),
             Location::Memory { name, prefix } => Self::open_memory(name, &prefix, url, create),
+            Location::Remote { bucket, prefix } => Self::open_remote(bucket, &prefix, url, options),
         }
     }
 
@@ -66,12 +91,48 @@ impl Store {
     /// [`ErrorKind::Store`] for a prefix that is not a valid path.
     pub fn over(inner: Arc<dyn ObjectStore>, prefix: &str, url: &str) -> Result<Self> {
         Ok(Self {
-            inner,
+            backend: Backend::Near(inner),
             prefix: parse_path(prefix)?,
             url: url.to_owned(),
             root: None,
             settles: false,
+            web: false,
+            options: Arc::default(),
         })
+    }
+
+    fn open_remote(bucket: Bucket, prefix: &str, url: &str, options: StoreOptions) -> Result<Self> {
+        let web = bucket.cloud == Cloud::Http;
+        if let Some(cache) = &options.cache {
+            cache::prepare(cache).map_err(|error| error.at(url))?;
+        }
+        let client = RemoteClient::new(bucket, options.clone()).map_err(|error| error.at(url))?;
+        let store = Self {
+            backend: Backend::Remote(Arc::new(client)),
+            prefix: parse_path(prefix)?,
+            url: url.to_owned(),
+            root: None,
+            settles: false,
+            web,
+            options: Arc::new(options),
+        };
+        let location = store.full_path(LATEST)?;
+        match block_on(store.object_store()?.get(&location))? {
+            Ok(_) => Ok(store),
+            Err(error @ object_store::Error::NotFound { .. }) => {
+                let text = explain(&error);
+                if ["NoSuchBucket", "ContainerNotFound"]
+                    .iter()
+                    .any(|code| text.contains(code))
+                {
+                    let message = "there is no such bucket; make it first, or check its name, \
+                                   region and endpoint";
+                    return Err(Error::new(ErrorKind::Store, message).at(url));
+                }
+                Ok(store)
+            }
+            Err(error) => Err(store_error(&error, LATEST)),
+        }
     }
 
     fn open_local(path: &FilePath, url: &str, create: bool) -> Result<Self> {
@@ -97,11 +158,13 @@ impl Store {
             .with_automatic_cleanup(false);
         let root = std::fs::canonicalize(path).map_err(|error| fail(error.to_string()))?;
         Ok(Self {
-            inner: Arc::new(local),
+            backend: Backend::Near(Arc::new(local)),
             prefix: Path::default(),
             url: url.to_owned(),
             root: Some(root),
             settles: true,
+            web: false,
+            options: Arc::default(),
         })
     }
 
@@ -139,8 +202,51 @@ impl Store {
         self.settles
     }
 
-    pub(crate) fn object_store(&self) -> Arc<dyn ObjectStore> {
-        Arc::clone(&self.inner)
+    /// Whether its objects can be listed; those of a web server cannot.
+    #[must_use]
+    pub fn lists(&self) -> bool {
+        !self.web
+    }
+
+    /// Checks that this kind of store is not read-only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Store`] for a web server.
+    pub fn check_writable(&self) -> Result<()> {
+        if self.web {
+            return Err(Error::new(
+                ErrorKind::Store,
+                "a board on a web server is read-only; publish to the store behind it",
+            )
+            .at(&self.url));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self.backend, Backend::Remote(_))
+    }
+
+    pub(crate) fn options(&self) -> &StoreOptions {
+        &self.options
+    }
+
+    pub(crate) fn object_store(&self) -> Result<Arc<dyn ObjectStore>> {
+        match &self.backend {
+            Backend::Near(store) => Ok(Arc::clone(store)),
+            Backend::Remote(client) => client.get(),
+        }
+    }
+
+    /// An object to be read in ranges.
+    pub(crate) fn source(&self, path: &str, length: Option<u64>) -> Result<Source> {
+        Ok(Source {
+            store: self.object_store()?,
+            location: self.full_path(path)?,
+            path: path.to_owned(),
+            length,
+            patience: Patience::new(&self.options),
+        })
     }
 
     pub(crate) fn full_path(&self, path: &str) -> Result<Path> {
@@ -154,7 +260,7 @@ impl Store {
     /// [`ErrorKind::Store`].
     pub fn exists(&self, path: &str) -> Result<bool> {
         let location = self.full_path(path)?;
-        match block_on(self.inner.head(&location))? {
+        match block_on(self.object_store()?.head(&location))? {
             Ok(_) => Ok(true),
             Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(error) => Err(store_error(&error, path)),
@@ -167,29 +273,36 @@ impl Store {
     /// [`ErrorKind::Limit`] if it is larger than `limit` bytes, before any is read;
     /// [`ErrorKind::Store`].
     pub fn read(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+        block_on(self.read_soon(path, limit))?
+    }
+
+    /// [`Store::read`], for several at once.
+    pub(crate) async fn read_soon(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let location = self.full_path(path)?;
-        block_on(async {
-            let found = match self.inner.get(&location).await {
-                Ok(found) => found,
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                Err(error) => return Err(store_error(&error, path)),
-            };
-            if found.meta.size > limit {
-                return Err(Error::new(
-                    ErrorKind::Limit,
-                    format!(
-                        "{} bytes, more than the {limit} accepted here",
-                        found.meta.size
-                    ),
-                )
-                .at(path));
-            }
-            let bytes = found
-                .bytes()
-                .await
-                .map_err(|error| store_error(&error, path))?;
-            Ok(Some(bytes.to_vec()))
-        })?
+        let found = match self.object_store()?.get(&location).await {
+            Ok(found) => found,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(store_error(&error, path)),
+        };
+        let length = found.meta.size;
+        if length > limit {
+            return Err(Error::new(
+                ErrorKind::Limit,
+                format!("{length} bytes, more than the {limit} accepted here"),
+            )
+            .at(path));
+        }
+        let broken = match found.bytes().await {
+            Ok(bytes) if bytes.len() as u64 == length => return Ok(Some(bytes.to_vec())),
+            Ok(_) => Error::new(ErrorKind::Store, "the answer was cut short; try again").at(path),
+            Err(error) => store_error(&error, path),
+        };
+        if !self.is_remote() || length == 0 {
+            return Err(broken);
+        }
+        // Once more, with the patience of a download.
+        let bytes = self.source(path, Some(length))?.fetch(0..length).await;
+        bytes.map(Some).map_err(|trouble| trouble.into_error(path))
     }
 
     /// Writes an object that must not exist yet.
@@ -200,13 +313,14 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::Store`] if the write failed and the object is not there.
     pub fn create(&self, path: &str, data: &[u8]) -> Result<Created> {
+        self.check_writable()?;
         let location = self.full_path(path)?;
         let options = PutOptions {
             mode: PutMode::Create,
             ..PutOptions::default()
         };
         let payload = PutPayload::from(data.to_vec());
-        let error = match block_on(self.inner.put_opts(&location, payload, options))? {
+        let error = match block_on(self.object_store()?.put_opts(&location, payload, options))? {
             Ok(_) => return Ok(Created::Now),
             Err(error) => error,
         };
@@ -227,9 +341,10 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::Store`].
     pub fn overwrite(&self, path: &str, data: &[u8]) -> Result<()> {
+        self.check_writable()?;
         let location = self.full_path(path)?;
         let payload = PutPayload::from(data.to_vec());
-        block_on(self.inner.put(&location, payload))?
+        block_on(self.object_store()?.put(&location, payload))?
             .map(drop)
             .map_err(|error| store_error(&error, path))
     }
@@ -239,8 +354,9 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::Store`].
     pub fn delete(&self, path: &str) -> Result<()> {
+        self.check_writable()?;
         let location = self.full_path(path)?;
-        match block_on(self.inner.delete(&location))? {
+        match block_on(self.object_store()?.delete(&location))? {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(store_error(&error, path)),
         }
@@ -251,8 +367,9 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::Store`].
     pub fn list(&self, directory: &str) -> Result<Vec<(String, u64)>> {
+        self.check_lists()?;
         let location = self.full_path(directory)?;
-        let found = match block_on(self.inner.list_with_delimiter(Some(&location)))? {
+        let found = match block_on(self.object_store()?.list_with_delimiter(Some(&location)))? {
             Ok(found) => found,
             Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
             Err(error) => return Err(store_error(&error, directory)),
@@ -269,8 +386,10 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::Store`].
     pub fn list_all(&self, directory: &str) -> Result<Vec<(String, u64)>> {
+        self.check_lists()?;
         let location = self.full_path(directory)?;
-        let found = block_on(self.inner.list(Some(&location)).try_collect::<Vec<_>>())?
+        let store = self.object_store()?;
+        let found = block_on(store.list(Some(&location)).try_collect::<Vec<_>>())?
             .map_err(|error| store_error(&error, directory))?;
         Ok(found
             .into_iter()
@@ -290,35 +409,31 @@ impl Store {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        let location = self.full_path(path)?;
-        let wanted = range.end - range.start;
-        let options = GetOptions {
-            range: Some(range.clone().into()),
-            ..GetOptions::default()
-        };
-        block_on(async {
-            let found = self
-                .inner
-                .get_opts(&location, options)
-                .await
-                .map_err(|error| store_error(&error, path))?;
-            // The claimed length is checked against the real one before anything is allocated.
-            if found.range != range {
-                return Err(Error::new(
-                    ErrorKind::Untrusted,
-                    format!(
-                        "wanted the {wanted} bytes at {}, but the object has {} in all",
-                        range.start, found.meta.size
-                    ),
-                )
-                .at(path));
-            }
-            let bytes = found
-                .bytes()
-                .await
-                .map_err(|error| store_error(&error, path))?;
-            Ok(bytes.to_vec())
-        })?
+        let source = self.source(path, None)?;
+        let bytes = block_on(source.fetch(range))?;
+        bytes.map_err(|trouble| trouble.into_error(path))
+    }
+
+    /// The bytes of many ranges of an object, in the order of `ranges`. Near ones share a request, and
+    /// several requests are on their way at once.
+    ///
+    /// # Errors
+    /// As [`Store::read_range`]; nothing is returned unless all of them could be read.
+    pub fn read_ranges(&self, path: &str, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
+        let source = self.source(path, None)?;
+        ranges::read(
+            &source,
+            ranges,
+            self.options.parallel,
+            self.options.part_bytes,
+        )
+    }
+
+    fn check_lists(&self) -> Result<()> {
+        if self.lists() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Store, "a web server's objects cannot be listed").at(&self.url))
     }
 
     /// Reads a whole object front to back. With `expected`, its length and BLAKE3 are checked on

@@ -10,10 +10,11 @@ use crate::manifest::ObjectRef;
 use crate::runtime::{block_on, runtime};
 use crate::store::Store;
 
-/// Bytes of a part. Object stores want equal parts of at least 5 MiB.
-const PART: usize = 8 << 20;
-/// Parts on their way at once; with the one being filled they bound the memory of an upload.
-const IN_FLIGHT: usize = 3;
+/// After so many parts they double, so that 10,000 of them, which is all that stores take, hold an object
+/// of any size, while those of up to a few GiB, as nearly all are, consist of equal, small parts.
+const PARTS_PER_SIZE: u64 = 900;
+/// Most bytes of a part that stores take.
+const MAX_PART: u64 = 5 << 30;
 
 /// An object being written. It is not visible under its name before [`Upload::finish`] returns;
 /// dropped or aborted, it never will be.
@@ -32,10 +33,13 @@ pub struct Upload {
 struct Multipart {
     upload: Box<dyn MultipartUpload>,
     parts: JoinSet<object_store::Result<()>>,
+    /// Parts begun.
+    begun: u64,
 }
 
 impl Upload {
     pub(crate) fn begin(store: &Store, path: &str) -> Result<Self> {
+        store.check_writable()?;
         store.full_path(path)?;
         Ok(Self {
             store: store.clone(),
@@ -75,10 +79,11 @@ impl Upload {
         self.hasher.update(data);
         self.length += data.len() as u64;
         while !data.is_empty() {
-            let (now, later) = data.split_at(data.len().min(PART - self.part.len()));
+            let size = self.part_size();
+            let (now, later) = data.split_at(data.len().min(size - self.part.len()));
             self.part.extend_from_slice(now);
             data = later;
-            if self.part.len() == PART {
+            if self.part.len() == size {
                 if let Err(error) = self.send_part() {
                     self.abort();
                     return Err(error);
@@ -148,19 +153,14 @@ impl Upload {
         };
         match block_on(
             self.store
-                .object_store()
+                .object_store()?
                 .put_opts(&location, payload, options),
         )? {
             Ok(_) => Ok(()),
-            // The name is unique, so this is an earlier try of the same put that did succeed,
-            // unless the bytes say otherwise.
-            Err(object_store::Error::AlreadyExists { .. }) => {
-                let expected = (self.length, Blake3::from(self.hasher.finalize()));
-                let mut found = self.store.download(&self.path, Some(expected))?;
-                while found.next()?.is_some() {}
-                Ok(())
-            }
-            Err(error) => Err(store_error(&error, &self.path)),
+            Err(object_store::Error::AlreadyExists { .. }) => self.check_landed(),
+            Err(error) => self
+                .check_landed()
+                .map_err(|_| store_error(&error, &self.path)),
         }
     }
 
@@ -172,13 +172,14 @@ impl Upload {
             Some(multipart) => multipart,
             None => {
                 let location = self.store.full_path(&self.path)?;
-                let store = self.store.object_store();
+                let store = self.store.object_store()?;
                 let upload = runtime
                     .block_on(store.put_multipart(&location))
                     .map_err(fail)?;
                 Multipart {
                     upload,
                     parts: JoinSet::new(),
+                    begun: 0,
                 }
             }
         };
@@ -186,11 +187,34 @@ impl Upload {
             multipart
                 .parts
                 .spawn(multipart.upload.put_part(data.into()));
-            multipart.wait_until(IN_FLIGHT).await
+            multipart.begun += 1;
+            // With the part that is filled meanwhile they bound the memory of an upload.
+            let most = self.store.options().parallel.saturating_sub(1).max(1);
+            multipart.wait_until(most).await
         });
         self.multipart = Some(multipart);
         sent.map_err(fail)?;
-        self.part.reserve_exact(PART);
+        self.part.reserve_exact(self.part_size());
+        Ok(())
+    }
+
+    /// Bytes of the part that is being filled.
+    fn part_size(&self) -> usize {
+        let first = self.store.options().part_bytes;
+        let bytes = match &self.multipart {
+            // A local file may have any number of parts.
+            Some(multipart) if self.store.is_remote() => part_bytes(first, multipart.begun),
+            _ => first,
+        };
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the object is there with these very bytes, whatever the store has answered: the name is
+    /// unique, so then an earlier try below us has succeeded.
+    fn check_landed(&self) -> Result<()> {
+        let expected = (self.length, Blake3::from(self.hasher.finalize()));
+        let mut found = self.store.download(&self.path, Some(expected))?;
+        while found.next()?.is_some() {}
         Ok(())
     }
 
@@ -206,7 +230,10 @@ impl Upload {
             multipart.upload.complete().await
         })?
         .map(drop)
-        .map_err(|error| store_error(&error, &self.path))
+        .or_else(|error| {
+            self.check_landed()
+                .map_err(|_| store_error(&error, &self.path))
+        })
     }
 
     /// A local completion that fails at its sync forgets its staging file (`<name>#<digits>`).
@@ -227,6 +254,13 @@ impl Upload {
     }
 }
 
+/// Bytes of a part after `begun` others.
+fn part_bytes(first: u64, begun: u64) -> u64 {
+    let doublings = u32::try_from(begun / PARTS_PER_SIZE).unwrap_or(u32::MAX);
+    let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
+    first.saturating_mul(factor).min(MAX_PART)
+}
+
 impl Multipart {
     async fn wait_until(&mut self, at_most: usize) -> object_store::Result<()> {
         while self.parts.len() > at_most {
@@ -243,5 +277,22 @@ impl Drop for Upload {
         if self.multipart.is_some() {
             self.abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{StoreOptions, MIN_PART};
+
+    #[test]
+    fn ten_thousand_parts_hold_an_object_of_any_size() {
+        for first in [MIN_PART, StoreOptions::default().part_bytes] {
+            let total: u64 = (0..10_000).map(|begun| part_bytes(first, begun)).sum();
+            assert!(total > 8 << 40, "{total}");
+        }
+        assert_eq!(part_bytes(MIN_PART, 899), MIN_PART);
+        assert_eq!(part_bytes(MIN_PART, 900), 2 * MIN_PART);
+        assert_eq!(part_bytes(MIN_PART, u64::MAX), MAX_PART);
     }
 }

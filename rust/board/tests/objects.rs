@@ -164,3 +164,31 @@ fn altered_objects_are_refused() {
         ErrorKind::NotFound
     );
 }
+
+#[test]
+fn many_ranges_come_back_in_order() {
+    let scratch = Scratch::new();
+    let (faulty, faults) = faulty();
+    for store in [scratch.store(), memory("objects-ranges"), faulty] {
+        let data = bytes(4 * MIB);
+        let object = put(&store, "objects/1/0-a.dw", &data, MIB);
+        let ranges = [
+            3 * MIB as u64..3 * MIB as u64 + 7,
+            10..20,
+            0..0,
+            15..5000,
+            10..20,
+            1..4 * MIB as u64,
+        ];
+        let before = faults.gets.load(Ordering::SeqCst);
+        let found = store.read_ranges(&object.path, &ranges[..5]).unwrap();
+        for (bytes, range) in found.iter().zip(&ranges) {
+            assert!(bytes == &data[range.start as usize..range.end as usize]);
+        }
+        let asked = faults.gets.load(Ordering::SeqCst) - before;
+        assert!(asked == 0 || asked == 2, "{asked}");
+        assert!(store.read_ranges(&object.path, &ranges).unwrap()[5] == data[1..]);
+        let beyond = store.read_ranges(&object.path, &[0..5, 10..4 * MIB as u64 + 1]);
+        assert_eq!(beyond.unwrap_err().kind, ErrorKind::Untrusted);
+    }
+}

@@ -6,15 +6,17 @@ use std::sync::{Mutex, PoisonError};
 
 use deltawire_board::commit::{commit_signed, discard};
 use deltawire_board::head::{head, Hint};
+use deltawire_board::location::without_secrets;
 use deltawire_board::{anchor, chain, epoch, layout};
 use deltawire_board::{
-    AnchorRecord, Blake3, ChainStart, Error, ErrorKind, Link, Manifest, State, Store, Upload,
-    WriteId,
+    AnchorRecord, Blake3, ChainStart, Error, ErrorKind, Link, Manifest, State, Store, StoreOptions,
+    Upload, WriteId,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::options::GivenOptions;
 use crate::trust::SigningKey;
 
 /// Most bytes that cross to Python at once.
@@ -87,8 +89,16 @@ impl BoardStore {
 #[pymethods]
 impl BoardStore {
     #[new]
-    fn new(py: Python<'_>, url: &str, create: bool) -> PyResult<Self> {
-        let store = detached(py, url, || Store::open(url, create))?;
+    #[pyo3(signature = (url, create, options=None))]
+    fn new(
+        py: Python<'_>,
+        url: &str,
+        create: bool,
+        options: Option<GivenOptions>,
+    ) -> PyResult<Self> {
+        let options = options.map(StoreOptions::from).unwrap_or_default();
+        let shown = without_secrets(url);
+        let store = detached(py, &shown, || Store::open_with(url, create, options))?;
         Ok(Self { store })
     }
 
@@ -116,6 +126,20 @@ impl BoardStore {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.run(py, |store| store.read_range(path, start..end))?;
         Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Many ranges at once, each start and end; near ones share a request.
+    fn read_ranges<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        ranges: Vec<(u64, u64)>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
+        let found = self.run(py, |store| store.read_ranges(path, &ranges))?;
+        // Each is dropped as soon as Python has it.
+        let given = found.into_iter().map(|bytes| PyBytes::new(py, &bytes));
+        Ok(given.collect())
     }
 
     fn delete(&self, py: Python<'_>, path: &str) -> PyResult<()> {

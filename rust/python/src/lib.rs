@@ -9,6 +9,7 @@ mod buffer;
 mod compose;
 mod delta;
 mod errors;
+mod options;
 mod partition;
 mod pool;
 mod push;
