@@ -28,7 +28,8 @@ pub enum Created {
     Now,
     /// An attempt was reported as failed, but reading back showed these very bytes.
     Recovered,
-    /// The name was taken by other bytes; they are given unless they are too large to be a record.
+    /// The name was taken by other bytes; they are given unless they are too large to be a record, or
+    /// gone already.
     Taken(Option<Vec<u8>>),
 }
 
@@ -167,29 +168,31 @@ impl Store {
     /// [`ErrorKind::Limit`] if it is larger than `limit` bytes, before any is read;
     /// [`ErrorKind::Store`].
     pub fn read(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+        block_on(self.read_async(path, limit))?
+    }
+
+    pub(crate) async fn read_async(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let location = self.full_path(path)?;
-        block_on(async {
-            let found = match self.inner.get(&location).await {
-                Ok(found) => found,
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                Err(error) => return Err(store_error(&error, path)),
-            };
-            if found.meta.size > limit {
-                return Err(Error::new(
-                    ErrorKind::Limit,
-                    format!(
-                        "{} bytes, more than the {limit} accepted here",
-                        found.meta.size
-                    ),
-                )
-                .at(path));
-            }
-            let bytes = found
-                .bytes()
-                .await
-                .map_err(|error| store_error(&error, path))?;
-            Ok(Some(bytes.to_vec()))
-        })?
+        let found = match self.inner.get(&location).await {
+            Ok(found) => found,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(store_error(&error, path)),
+        };
+        if found.meta.size > limit {
+            return Err(Error::new(
+                ErrorKind::Limit,
+                format!(
+                    "{} bytes, more than the {limit} accepted here",
+                    found.meta.size
+                ),
+            )
+            .at(path));
+        }
+        let bytes = found
+            .bytes()
+            .await
+            .map_err(|error| store_error(&error, path))?;
+        Ok(Some(bytes.to_vec()))
     }
 
     /// Writes an object that must not exist yet.
@@ -218,6 +221,10 @@ impl Store {
                 kind: ErrorKind::Limit,
                 ..
             }) => Ok(Created::Taken(None)),
+            // It was there, and was collected since.
+            Ok(None) if matches!(error, object_store::Error::AlreadyExists { .. }) => {
+                Ok(Created::Taken(None))
+            }
             Ok(None) | Err(_) => Err(store_error(&error, path)),
         }
     }

@@ -67,12 +67,12 @@ fn detached<T: Send>(
 
 /// The board's storage and protocol.
 #[pyclass(frozen, module = "deltawire._native")]
-struct BoardStore {
+pub(crate) struct BoardStore {
     store: Store,
 }
 
 impl BoardStore {
-    fn run<T: Send>(
+    pub(crate) fn run<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Store) -> Result<T, Error> + Send,

@@ -1,10 +1,12 @@
 //! The extension module `deltawire._native`: conversion and error mapping only.
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
-//! back) and [`state`] digests; the board crate's in [`board`]. Long work runs without the GIL.
+//! back) and [`state`] digests; the board crate's in [`board`] and
+//! [`collect`]. Long work runs without the GIL.
 
 mod board;
 mod buffer;
+mod collect;
 mod delta;
 mod errors;
 mod partition;
@@ -36,5 +38,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<push::PushReader>()?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;
-    board::register(module)
+    board::register(module)?;
+    collect::register(module)
 }
