@@ -17,7 +17,7 @@ from conftest import ROOT
 from deltawire import _native, errors
 
 PACKAGE = ROOT / "python" / "deltawire"
-VERBS = ["diff", "apply", "verify", "inspect", "publish", "pull", "log", "demo"]
+VERBS = ["diff", "apply", "verify", "inspect", "publish", "pull", "log", "gc", "demo"]
 ERRORS = [
     cls
     for _, cls in inspect.getmembers(errors, inspect.isclass)

@@ -19,8 +19,13 @@ __all__ = [
     "PushReader",
     "Writer",
     "__version__",
+    "board_collect",
+    "board_control",
+    "board_leases",
     "default_tile",
+    "remove_lease",
     "tensor_digests",
+    "write_lease",
 ]
 
 ERROR_KINDS: list[str]
@@ -182,3 +187,32 @@ class BoardUpload:
     def write(self, data: Any) -> int: ...
     def finish(self) -> tuple[str, int, str]: ...
     def abort(self) -> None: ...
+
+def board_collect(
+    board: BoardStore,
+    *,
+    keep: int,
+    older_than_ms: int,
+    safety_ms: int,
+    grace_ms: int,
+    sweep: bool,
+    dry_run: bool,
+    now_ms: int,
+    write_id: str,
+) -> dict[str, Any] | None: ...
+def board_control(board: BoardStore) -> tuple[int | None, list[int], int]: ...
+def board_leases(
+    board: BoardStore,
+) -> list[tuple[str, str, int | None, int | None, int, int, int]]: ...
+def write_lease(
+    board: BoardStore,
+    id: str,
+    name: str,
+    *,
+    version: int | None,
+    target: int | None,
+    needs: int,
+    expires_ms: int,
+    time_ms: int,
+) -> None: ...
+def remove_lease(board: BoardStore, id: str) -> None: ...

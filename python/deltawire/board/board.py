@@ -6,11 +6,14 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from .. import _native
 from ..errors import WrongVersion
+from .background import AnchorSettings
+from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
 from .follower import Follower
+from .lease import Lease, read_leases
 from .manifest import Manifest
 from .publisher import Publisher
 from .pull import PullStats, pull
@@ -132,13 +135,105 @@ class Board:
             self._store.fetch(item.path, item.bytes, item.blake3, file)
         return manifest.bytes
 
-    def publisher(self, *, run: str | None = None) -> Publisher:
+    def boundary(self) -> int | None:
+        """The oldest version that can be relied on; None if nothing was ever collected.
+
+        It has an anchor. Earlier versions may be there still, and may go at any moment. One
+        short listing.
+        """
+        return _native.board_control(self._store)[0]
+
+    def anchor_versions(self) -> list[int]:
+        """Versions for which an anchor was begun, ascending; some may not have been completed."""
+        boundary, claims, _ = _native.board_control(self._store)
+        return sorted({*claims, *([] if boundary is None else [boundary])})
+
+    def readers(self) -> list[Lease]:
+        """The leases of readers, ended ones included; one request for each."""
+        return read_leases(self._store)
+
+    def collect(
+        self,
+        *,
+        keep: int = KEEP,
+        older_than: float = 0,
+        safety_age: float = SAFETY_AGE,
+        grace: float = GRACE,
+        sweep: bool = False,
+        dry_run: bool = False,
+    ) -> CollectStats:
+        """Remove old versions, as far as leases and anchors allow.
+
+        Kept are the newest ``keep`` versions, those younger than ``older_than``, what a lease
+        needs, and all back to the newest complete anchor at or before these, so that every version
+        that stays can be read by anyone. Safe at any time, beside publishers, readers and
+        other collections; after a crash the same call goes on.
+
+        Args:
+            keep: newest versions that stay, at least 1.
+            older_than: seconds for which the store must have had a version.
+            safety_age: seconds; leftovers of attempts, which may belong to an upload in
+                progress, are left alone if younger. Longer than any upload of a file.
+            grace: seconds for which an ended lease is respected, for clocks that disagree.
+            sweep: also look for leftovers of failed attempts at versions that stay, which
+                lists the whole board.
+            dry_run: change nothing, only say what would be done.
+
+        Raises:
+            UntrustedDelta, UnsupportedDelta: a lease or record that this version of deltawire
+                cannot understand; nothing was removed.
+            StoreError: the store failed. Every version that stays is whole; call again.
+        """
+        return collect(
+            self,
+            keep=keep,
+            older_than=older_than,
+            safety_age=safety_age,
+            grace=grace,
+            sweep=sweep,
+            dry_run=dry_run,
+        )
+
+    def publisher(
+        self,
+        *,
+        run: str | None = None,
+        anchor_every: int | None = None,
+        anchor_outweighed: bool = False,
+        anchor_source: Callable[[int], str | os.PathLike[str]] | None = None,
+        anchor_scratch: str | os.PathLike[str] | None = None,
+        anchor_threads: int = 1,
+        anchor_close: Literal["wait", "cancel"] = "wait",
+    ) -> Publisher:
         """Open the board for publishing; fences every publisher that was opened before.
+
+        With ``anchor_every`` or ``anchor_outweighed`` a thread adds anchors to versions that were
+        published, without holding up the next. It needs nothing from the trainer: it folds
+        the board's own anchor and deltas into a directory on disk, proves the result, and
+        uploads that. While one is made, later versions wait for the next turn.
 
         Args:
             run: name of the run, written into every version; by default that of the head.
+            anchor_every: versions from one anchor to the next.
+            anchor_outweighed: make an anchor when the deltas since the last have more bytes
+                than the tensors.
+            anchor_source: gives the path of a checkpoint of a version, which must stay as it is
+                until the publisher asks for the next; its bits are compared with the
+                version's. Instead of folding.
+            anchor_scratch: directory with room for one checkpoint, used until the publisher is
+                closed; by default the system's temporary directory.
+            anchor_threads: for folding and comparing.
+            anchor_close: whether closing waits for an anchor that is being made, or drops it.
         """
-        return Publisher(self, run=run)
+        anchors = AnchorSettings(
+            every=anchor_every,
+            outweighed=anchor_outweighed,
+            source=anchor_source,
+            scratch=anchor_scratch,
+            threads=anchor_threads,
+            close=anchor_close,
+        )
+        return Publisher(self, run=run, anchors=anchors)
 
     def follower(
         self,
@@ -148,6 +243,8 @@ class Board:
         state: bytes | None = None,
         threads: int | None = None,
         spool: str | os.PathLike[str] | None = None,
+        lease: str | None = None,
+        lease_seconds: float = 900.0,
     ) -> Follower:
         """Follow the board with tensors that are changed in place.
 
@@ -159,8 +256,21 @@ class Board:
             state: 16 bytes, checked against that version's manifest.
             threads: for decoding; by default all cores.
             spool: directory for deltas on their way; by default the system's.
+            lease: name of this reader, free text. With one, the reader writes to the board what
+                it still needs, and collection leaves that in place; so the board must be
+                writable. Without one it may be overtaken, and then starts again from an anchor.
+            lease_seconds: for which each renewal is good; polls renew it.
         """
-        return Follower(self, target, version=version, state=state, threads=threads, spool=spool)
+        return Follower(
+            self,
+            target,
+            version=version,
+            state=state,
+            threads=threads,
+            spool=spool,
+            lease=lease,
+            lease_seconds=lease_seconds,
+        )
 
     def pull(
         self,

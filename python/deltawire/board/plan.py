@@ -54,6 +54,13 @@ class Path:
     deltas: tuple[Manifest, ...]
 
     @property
+    def first(self) -> int | None:
+        """Oldest version that is fetched; None where there is nothing to do."""
+        if self.anchor is not None:
+            return self.anchor.manifest.version
+        return self.deltas[0].version if self.deltas else None
+
+    @property
     def bytes(self) -> int:
         """Bytes to fetch."""
         anchor = 0 if self.anchor is None else self.anchor.files.bytes
@@ -61,7 +68,12 @@ class Path:
 
 
 def find_path(
-    board: Board, held: Held | None, to: int | None, *, from_anchor: bool = False
+    board: Board,
+    held: Held | None,
+    to: int | None,
+    *,
+    from_anchor: bool = False,
+    oldest: int = 0,
 ) -> Path:
     """The cheapest validated path to version ``to`` (None: the head).
 
@@ -69,6 +81,7 @@ def find_path(
         held: what the reader holds; None: nothing that is known.
         from_anchor: begin with an anchor whatever is held. The chain from ``held`` is
             still validated.
+        oldest: rely on no version before this one, for it may go at any moment.
 
     Raises:
         WrongVersion: the board is empty, ``to`` is not there, or was passed already.
@@ -76,7 +89,9 @@ def find_path(
         UntrustedDelta: the board holds another history than ``held``.
     """
     goal = _goal(board, held, to)
-    chain = None if held is None else _chain_from(board, held, goal)
+    chain = None
+    if held is not None and held.version + 1 >= oldest:
+        chain = _chain_from(board, held, goal)
     paths = []
     if chain is not None and not from_anchor and all(item.objects for item in chain):
         deltas = Path(goal, None, tuple(chain))
@@ -84,7 +99,9 @@ def find_path(
         if deltas.bytes <= goal.dense_bytes:
             return deltas
         paths.append(deltas)
-    anchored = _from_newest_anchor(board, goal, chain or (), own=None if from_anchor else held)
+    if held is not None and not from_anchor:
+        oldest = max(oldest, held.version + 1)
+    anchored = _from_newest_anchor(board, goal, chain or (), oldest)
     if anchored is not None:
         paths.append(anchored)
     if not paths:
@@ -178,13 +195,13 @@ def _read(
 
 
 def _from_newest_anchor(
-    board: Board, goal: Manifest, chain: Sequence[Manifest], *, own: Held | None
+    board: Board, goal: Manifest, chain: Sequence[Manifest], oldest: int
 ) -> Path | None:
     """The path from the newest usable anchor: an older one costs as much, and more deltas.
 
     Args:
         chain: manifests read already.
-        own: what is held, for which only later anchors are of use.
+        oldest: version before which no anchor is of use.
     """
     candidates = {goal.version}
     if goal.last_anchor is not None:
@@ -193,8 +210,15 @@ def _from_newest_anchor(
     if hint is not None and hint[1] is not None:
         candidates.add(hint[1])
     candidates.update(item.version for item in chain if item.anchor is not None)
-    oldest = 0 if own is None else own.version + 1
-    for version in sorted(candidates, reverse=True):
+    found = _first_usable(board, goal, candidates, oldest)
+    if found is None and not chain:
+        # The anchors that records name were collected, and one was added since: one short listing.
+        found = _first_usable(board, goal, set(board.anchor_versions()) - candidates, oldest)
+    return found
+
+
+def _first_usable(board: Board, goal: Manifest, versions: set[int], oldest: int) -> Path | None:
+    for version in sorted(versions, reverse=True):
         if oldest <= version <= goal.version:
             path = _anchor_path(board, goal, version)
             if path is not None:

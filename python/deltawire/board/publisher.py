@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..digest import state_digest
 from ..errors import (
     BrokenChain,
-    DeltawireError,
     StoreError,
     VersionConflict,
     WrongBase,
@@ -23,12 +21,13 @@ from ..errors import (
 from ..stream import diff
 from ..types import Profile, Sized
 from .anchor import Source
+from .attempt import Attempt, attempted
+from .background import AnchorSettings, BackgroundAnchors
 from .fetch import Progress
 from .manifest import AnchorFiles, AnchorRecord, Manifest, ObjectRef, State, VersionRef
 from .plan import find_anchor
 
 if TYPE_CHECKING:
-    from .. import _native
     from .board import Board
 
 #: Tensor bytes in one file of an anchor that is made from tensors.
@@ -61,59 +60,24 @@ class PublishStats(Sized):
     anchor: bool = False
 
 
-@dataclass
-class _Attempt:
-    """Objects of one attempt at a version, removed again unless it was committed."""
-
-    store: _native.BoardStore
-    version: int
-    write_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    paths: list[str] = field(default_factory=list)
-    uploads: list[_native.BoardUpload] = field(default_factory=list)
-    commit_begun: bool = False
-    is_manifest: bool = True
-
-    def opened(self, upload: _native.BoardUpload, path: str) -> None:
-        """Remember an upload."""
-        self.paths.append(path)
-        self.uploads.append(upload)
-
-    def undo(self, error: BaseException) -> None:
-        """Remove what may be removed. The first error matters more than one in here."""
-        for upload in self.uploads:
-            upload.abort()
-        with contextlib.suppress(DeltawireError):
-            if self.commit_begun and self.is_manifest:
-                # Also after Ctrl-C: the version may exist, then its objects stay.
-                self.store.discard(self.version, self.write_id, self.paths)
-            elif not self.commit_begun or isinstance(error, VersionConflict):
-                for path in self.paths:
-                    self.store.delete(path)
-
-
-@contextlib.contextmanager
-def _attempt(store: _native.BoardStore, version: int) -> Iterator[_Attempt]:
-    attempt = _Attempt(store, version)
-    try:
-        yield attempt
-    except BaseException as error:
-        attempt.undo(error)
-        raise
-
-
 class Publisher:
     """The one writer of a board. Use as a context manager.
 
     Opening takes the next writer epoch, which fences every publisher opened before.
     """
 
-    def __init__(self, board: Board, *, run: str | None = None) -> None:
+    def __init__(
+        self, board: Board, *, run: str | None = None, anchors: AnchorSettings | None = None
+    ) -> None:
         """Use :meth:`deltawire.Board.publisher`."""
         self._board = board
         self._store = board.store
         self._run = run
         self._epoch = self._store.acquire_epoch(secrets.token_hex(16), _now_ms())
         self._anchor: VersionRef | None = None
+        self._background: BackgroundAnchors | None = None
+        if anchors is not None and anchors.wanted:
+            self._background = BackgroundAnchors(board, anchors, self._upload_anchor)
         self._closed = False
 
     @property
@@ -130,10 +94,25 @@ class Publisher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            # What went wrong matters more than an anchor, and must not wait for it.
+            self._end(cancel=True)
 
     def close(self) -> None:
-        """Refuse to publish any more."""
+        """Refuse to publish any more; wait for an anchor in the background, or cancel it.
+
+        Raises:
+            DeltawireError: an anchor in the background failed; everything else was published.
+        """
+        self._end()
+        if self._background is not None:
+            self._background.check()
+
+    def _end(self, *, cancel: bool | None = None) -> None:
+        if self._background is not None and not self._closed:
+            self._background.close(cancel=cancel)
         self._closed = True
 
     def publish(
@@ -167,8 +146,12 @@ class Publisher:
             VersionConflict: another publisher was opened, or committed this version first.
             LayoutMismatch: names, shapes or dtypes disagree.
             StoreError: the store failed.
+            DeltawireError: an anchor made in the background failed since the last call, which
+                is told once and before anything is done.
         """
         head = self._head()
+        if self._background is not None:
+            self._background.check()
         if head is None:
             raise WrongVersion(
                 "the board is empty; its first version is a whole checkpoint: publish_anchor",
@@ -176,7 +159,7 @@ class Publisher:
                 path=self._board.url,
             )
         version = self._next(version, head)
-        with _attempt(self._store, version) as attempt:
+        with attempted(self._store, version) as attempt:
             path = self._store.object_path(version, 0, attempt.write_id)
             upload = self._store.upload(path)
             attempt.opened(upload, path)
@@ -264,6 +247,26 @@ class Publisher:
             VersionConflict: another publisher was faster, or the version has an anchor already.
             StoreError: the store failed. Nothing was committed.
         """
+        return self._publish_anchor(
+            version, checkpoint, extra_files, meta, threads, progress, max_shard_bytes
+        )
+
+    def _upload_anchor(
+        self, version: int, path: str | os.PathLike[str], threads: int, progress: Progress
+    ) -> PublishStats:
+        """The anchor of a version that exists, for the background."""
+        return self._publish_anchor(version, path, None, None, threads, progress, _SHARD_BYTES)
+
+    def _publish_anchor(
+        self,
+        version: int | None,
+        checkpoint: str | os.PathLike[str] | Mapping[str, Any],
+        extra_files: str | os.PathLike[str] | None,
+        meta: Mapping[str, str] | None,
+        threads: int | None,
+        progress: Progress | None,
+        max_shard_bytes: int,
+    ) -> PublishStats:
         head = self._head()
         existing = None
         if head is not None and version is not None and version <= head.version:
@@ -286,7 +289,7 @@ class Publisher:
                 version=version,
                 path=self._board.url,
             )
-        with _attempt(self._store, version) as attempt:
+        with attempted(self._store, version) as attempt:
             directory = self._store.claim_anchor(version, self._epoch, attempt.write_id, _now_ms())
             files = source.upload(
                 self._store,
@@ -295,6 +298,7 @@ class Publisher:
                 max_shard_bytes=max_shard_bytes,
                 opened=attempt.opened,
             )
+            self._check_uploaded(existing, files)
             if existing is not None:
                 self._add_anchor(attempt, existing, files)
             else:
@@ -330,6 +334,12 @@ class Publisher:
         if version is None:
             return None
         head = self._board.manifest(version)
+        if head.epoch > self._epoch:
+            raise VersionConflict(
+                f"another publisher opened this board after this one (epoch {head.epoch} follows "
+                f"{self._epoch}); stop one of them, then open a new publisher",
+                path=self._board.url,
+            )
         if self._run is not None and self._run != head.run:
             raise BrokenChain(
                 f"the board is of run {head.run!r}, not {self._run!r}; use another board",
@@ -371,7 +381,7 @@ class Publisher:
 
     def _manifest(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         head: Manifest | None,
         *,
         meta: Mapping[str, str] | None,
@@ -415,12 +425,32 @@ class Publisher:
                 known.append(VersionRef(hint[1], record[1]))
         return max(known, key=lambda ref: ref.version, default=None)
 
-    def _commit(self, attempt: _Attempt, manifest: Manifest) -> str:
+    def _commit(self, attempt: Attempt, manifest: Manifest) -> str:
         raw = manifest.to_json()
         attempt.commit_begun = True
-        return self._store.commit(manifest.version, raw)
+        digest = self._store.commit(manifest.version, raw)
+        if self._background is not None:
+            self._background.committed(manifest)
+        return digest
 
-    def _add_anchor(self, attempt: _Attempt, existing: Manifest, files: AnchorFiles) -> None:
+    def _check_uploaded(self, existing: Manifest | None, files: AnchorFiles) -> None:
+        """See that no collection took the version, or files of a very slow upload for leftovers."""
+        if existing is not None and not self._store.has_version(existing.version):
+            raise WrongVersion(
+                "this version was collected while its anchor was uploaded; nothing to do",
+                version=existing.version,
+                path=self._board.url,
+            )
+        stored = dict(self._store.list_all(files.path))
+        for file in files.files:
+            if stored.get(file.path) != file.bytes:
+                raise StoreError(
+                    "this file of an anchor was removed while others were uploaded; collect with a "
+                    "safety age that is longer than any upload, then publish the anchor again",
+                    path=f"{self._board.url.rstrip('/')}/{file.path}",
+                )
+
+    def _add_anchor(self, attempt: Attempt, existing: Manifest, files: AnchorFiles) -> None:
         record = AnchorRecord(
             existing.version,
             existing.digest,

@@ -27,6 +27,7 @@ from ..types import Record
 from .anchor import PLAIN_NAME
 from .fetch import Progress, fetch_object
 from .manifest import Manifest, State
+from .overtaken import retried
 from .plan import Anchor, Held, find_path
 from .plan import Path as Steps
 from .steps import AdvanceStats, DeltaRun
@@ -211,15 +212,19 @@ class _Pull:
     done: list[AdvanceStats] = field(default_factory=list)
 
     def run(self, to: int | None) -> PullStats:
-        """Choose a path and walk it."""
+        """Choose a path and walk it; another one if a collection takes it away meanwhile."""
         self._remove_temporaries()
+        # What a try has written is recorded in the directory, and the next goes on from it.
+        return retried(self.board, lambda oldest: self._try(to, oldest), lambda: None)
+
+    def _try(self, to: int | None, oldest: int) -> PullStats:
         held = self.state.held
         before = None if held is None else held.version
-        steps = find_path(self.board, held, to)
+        steps = find_path(self.board, held, to, oldest=oldest)
         unfinished = self.state.pending is not None
         if unfinished and steps.anchor is None and not steps.deltas:
             # Half way to a version beyond the one that is wanted.
-            steps = find_path(self.board, held, to, from_anchor=True)
+            steps = find_path(self.board, held, to, from_anchor=True, oldest=oldest)
         if steps.anchor is None:
             try:
                 self._deltas(steps)
@@ -233,7 +238,7 @@ class _Pull:
                         path=str(self.directory),
                     ) from error
                 # A crash in the middle of a tile left it with neither its old nor its new bits.
-                steps = find_path(self.board, held, to, from_anchor=True)
+                steps = find_path(self.board, held, to, from_anchor=True, oldest=oldest)
         if steps.anchor is not None:
             before = None
             self._load(steps.anchor)

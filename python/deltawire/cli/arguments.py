@@ -55,6 +55,18 @@ def count(text: str) -> int:
     return value
 
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds(text: str) -> float:
+    """A duration: a number of seconds, or one with s, m, h or d."""
+    digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    value = float(digits) * _UNITS[unit]
+    if not 0 <= value < 1e11:
+        raise argparse.ArgumentTypeError(f"{text} is not a duration, such as 90s, 15m, 12h or 7d")
+    return value
+
+
 def threads(text: str) -> int:
     """A number of threads."""
     value = int(text)

@@ -24,7 +24,7 @@ pub enum Limit {
     Age,
     /// A lease.
     Lease,
-    /// There is no complete anchor nearer to what may go.
+    /// Nothing but that there is no complete anchor nearer to the versions that are to be kept.
     Anchor,
 }
 
@@ -94,7 +94,7 @@ impl View {
         Plan {
             boundary,
             until: self.until(boundary),
-            limit: if boundary < ceiling {
+            limit: if boundary < ceiling && limit == Limit::Keep {
                 Limit::Anchor
             } else {
                 limit

@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::error::{ErrorKind, Result};
 use crate::head::head;
 use crate::housekeeping::{Dated, Freed};
-use crate::layout::{self, ANCHORS, CONTROL, MANIFESTS, OBJECTS};
+use crate::layout::{self, ANCHORS, CONTROL, MANIFESTS, OBJECTS, READERS};
 use crate::store::Store;
 
 /// What a sweep removed, or would.
@@ -44,7 +44,7 @@ pub(crate) fn sweep(store: &Store, settings: &Settings, floor: u64) -> Result<Sw
     sweep.deltas(&mut swept)?;
     sweep.anchors(&mut swept)?;
     if !settings.dry_run {
-        for directory in [MANIFESTS, CONTROL] {
+        for directory in ["", MANIFESTS, CONTROL, READERS] {
             store.remove_staged_before(directory, sweep.old);
         }
     }

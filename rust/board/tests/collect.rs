@@ -174,7 +174,7 @@ fn leases_protect_until_they_end() {
     lease(&store, "ended", 2, now - 1000);
     let done = collect(&store, &at(now, 0)).unwrap().unwrap();
     assert_eq!((done.leases, done.expired), (1, 1));
-    assert_eq!((done.boundary, done.limit), ((0, 12), Limit::Anchor));
+    assert_eq!((done.boundary, done.limit), ((0, 12), Limit::Lease));
     check_invariants(&store, 40, &[13]);
     // Ended, but within the grace for clocks that disagree; then not.
     let done = collect(&store, &at(now + 1500, 1000)).unwrap().unwrap();
@@ -419,6 +419,7 @@ fn crash_everywhere(settings: Settings, build: impl Fn(&Store), head: u64, neede
     let operations = tap.count();
     let wanted: BTreeSet<String> = contents(&tapped(&whole).0).into_keys().collect();
     check_invariants(&tapped(&whole).0, head, needed);
+    println!("{operations} operations");
     assert!(operations > 30);
     for crash_after in [false, true] {
         for crash_at in 0..operations {

@@ -149,7 +149,7 @@ fn publishers_readers_and_two_collectors_at_once() {
         for version in 1..=LAST {
             std::thread::sleep(std::time::Duration::from_millis(3));
             start = add(&store, &start, 0, None);
-            if version % 7 == 0 {
+            if version.is_multiple_of(7) {
                 add_anchor(&store, version);
             }
         }
@@ -253,23 +253,23 @@ fn costs_follow_the_work_and_not_the_board() {
     }
     .write(&store);
 
-    tap.take();
+    took(&tap);
     let lists = tap.lists.load(Ordering::SeqCst);
     assert_eq!(head(&store, Some(LAST)).unwrap(), Some(LAST));
-    assert!(tap.take() <= 2, "a poll");
+    assert!(took(&tap) <= 2, "a poll");
     assert_eq!(head(&store, Some(LAST - 1)).unwrap(), Some(LAST));
-    assert!(tap.take() <= 4, "a poll that finds a version");
+    assert!(took(&tap) <= 4, "a poll that finds a version");
     assert_eq!(head(&store, None).unwrap(), Some(LAST));
-    assert!(tap.take() <= 3, "a reader's first look, with a hint");
+    assert!(took(&tap) <= 3, "a reader's first look, with a hint");
     store.delete("latest.json").unwrap();
-    tap.take();
+    took(&tap);
     assert_eq!(head(&store, None).unwrap(), Some(LAST));
     let logarithmic = 2 * u64::from(LAST.ilog2()) + 5;
-    assert!(tap.take() <= logarithmic, "a reader's first look, without");
+    assert!(took(&tap) <= logarithmic, "a reader's first look, without");
     assert_eq!(tap.lists.load(Ordering::SeqCst), lists, "no listing");
     let mine = epoch::acquire(&store, Hex([0xaa; 16]), 0).unwrap();
     assert_eq!(
-        tap.take(),
+        took(&tap),
         2,
         "a publisher that opens: one short listing and one create"
     );
@@ -279,18 +279,18 @@ fn costs_follow_the_work_and_not_the_board() {
     assert_eq!(done.range, (0, 9_000));
     let anchors = 9_000 / 50;
     // For each version its record, its directory and its delta; for each anchor its own.
-    let cost = tap.take();
+    let cost = took(&tap);
     let wanted = 3 * 9_000 + anchors * 5 + 2 * 9_000 / 256 + 39 + 60;
     assert!(cost <= wanted, "{cost} > {wanted}");
     check_invariants(&store, LAST, &[]);
-    tap.take();
+    took(&tap);
     let done = collect(&store, &settings(1000)).unwrap().unwrap();
     assert_eq!(done.range, (9_000, 9_000));
-    let cost = tap.take();
+    let cost = took(&tap);
     assert!(cost <= 12, "{cost} operations with nothing to do");
     let done = collect(&store, &settings(950)).unwrap().unwrap();
     assert_eq!(done.range, (9_000, 9_050));
-    let cost = tap.take();
+    let cost = took(&tap);
     assert!(cost <= 3 * 50 + 30, "{cost} operations for 50 versions");
     let old = Settings {
         older_than_ms: 1,
@@ -300,22 +300,22 @@ fn costs_follow_the_work_and_not_the_board() {
         collect(&store, &old).unwrap().unwrap().range,
         (9_050, 9_100)
     );
-    let cost = tap.take();
+    let cost = took(&tap);
     assert!(cost <= 3 * 50 + 45, "{cost} operations with an age");
 
     // Readers and publishers find their way without version 0 and without a hint.
     store.delete("latest.json").unwrap();
-    tap.take();
+    took(&tap);
     let lists = tap.lists.load(Ordering::SeqCst);
     assert_eq!(head(&store, None).unwrap(), Some(LAST));
-    assert!(tap.take() <= logarithmic + 3);
+    assert!(took(&tap) <= logarithmic + 3);
     assert_eq!(tap.lists.load(Ordering::SeqCst), lists + 1);
     assert_eq!(Control::list(&store).unwrap().epochs, [40, mine]);
-    tap.take();
+    took(&tap);
     let claim = anchor::claim_directory(&store, LAST, mine, Hex([1; 16]), 0).unwrap();
-    assert_eq!((claim, tap.take()), ("anchors/9999".to_owned(), 1));
+    assert_eq!((claim, took(&tap)), ("anchors/9999".to_owned(), 1));
     add(&store, &end, mine, None);
-    let cost = tap.take();
+    let cost = took(&tap);
     assert!(cost <= 6, "{cost} operations for an upload and a commit");
     assert_eq!(
         Link::read(&store, LAST + 1)
@@ -326,4 +326,11 @@ fn costs_follow_the_work_and_not_the_board() {
         mine
     );
     assert!(store.exists(&layout::collected(9_100)).unwrap());
+}
+
+/// Operations since the last call; with `--nocapture` they are shown.
+fn took(tap: &common::tap::TapStore) -> u64 {
+    let count = tap.take();
+    println!("{count} operations");
+    count
 }

@@ -123,7 +123,7 @@ pub fn grow(store: &Store, first: u64, last: u64, every: u64, epoch: u64) -> Cha
     let mut start = begin(store, first, epoch);
     for version in first + 1..=last {
         start = add(store, &start, epoch, None);
-        if (version - first) % every == 0 {
+        if (version - first).is_multiple_of(every) {
             add_anchor(store, version);
         }
     }
