@@ -496,3 +496,29 @@ fn a_lease_that_came_late_stops_the_removal_but_not_the_boundary() {
     assert_eq!((done.boundary, done.range), ((15, 20), (7, 20)));
     check_invariants(&store, 20, &[]);
 }
+
+#[test]
+fn a_lease_written_between_the_plan_and_the_boundary_is_respected() {
+    let (store, tap) = tapped(&Arc::new(InMemory::new()));
+    grow(&store, 0, 20, 5, 0);
+    lease(&store, "model", 7, u64::MAX);
+    let bytes = store.read("readers/model.json", 4096).unwrap().unwrap();
+    let now_ms = store.modified_ms("readers/model.json").unwrap().unwrap();
+    leases::remove(&store, "model").unwrap();
+    *tap.planted.lock().unwrap() = Some((
+        format!("run/{}", layout::collected(20)).into(),
+        "run/readers/late.json".into(),
+        bytes,
+    ));
+    let done = collect(
+        &store,
+        &Settings {
+            now_ms,
+            ..settings(1)
+        },
+    );
+    let done = done.unwrap().unwrap();
+    assert_eq!((done.boundary, done.range), ((0, 20), (0, 7)));
+    assert_eq!(done.leases, 1);
+    check_invariants(&store, 20, &[7]);
+}

@@ -27,6 +27,8 @@ pub struct TapStore {
     pub crash_after: bool,
     /// An object that is gone after so many looks at it.
     pub hidden: Arc<Mutex<Option<(Path, u64)>>>,
+    /// An object that somebody else writes right after one with the first path.
+    pub planted: Arc<Mutex<Option<(Path, Path, Vec<u8>)>>>,
 }
 
 impl TapStore {
@@ -38,6 +40,7 @@ impl TapStore {
             crash_at: Arc::new(AtomicU64::new(crash_at)),
             crash_after,
             hidden: Arc::default(),
+            planted: Arc::default(),
         }
     }
 
@@ -92,6 +95,10 @@ impl ObjectStore for TapStore {
             return Err(stopped());
         }
         let done = self.inner.put_opts(location, payload, options).await;
+        let planted = self.planted.lock().unwrap().clone();
+        if let Some((_, path, data)) = planted.filter(|(after, ..)| after == location) {
+            self.inner.put(&path, data.into()).await?;
+        }
         if reported {
             done
         } else {
