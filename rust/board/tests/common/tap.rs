@@ -14,6 +14,9 @@ use object_store::*;
 /// Never reached.
 pub const NEVER: u64 = u64::MAX;
 
+/// The path after which, the path, and the bytes.
+pub type Planted = (Path, Path, Vec<u8>);
+
 /// Clones share everything.
 #[derive(Debug, Clone)]
 pub struct TapStore {
@@ -28,7 +31,7 @@ pub struct TapStore {
     /// An object that is gone after so many looks at it.
     pub hidden: Arc<Mutex<Option<(Path, u64)>>>,
     /// An object that somebody else writes right after one with the first path.
-    pub planted: Arc<Mutex<Option<(Path, Path, Vec<u8>)>>>,
+    pub planted: Arc<Mutex<Option<Planted>>>,
 }
 
 impl TapStore {
