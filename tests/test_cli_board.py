@@ -142,7 +142,9 @@ def test_log_lists_the_newest_first(cli: Cli, published: Run) -> None:
     lines = cli("log", published.board).out.splitlines()
     assert lines[0].split()[0] == "version"
     assert [line.split()[0] for line in lines[1:]] == ["2", "1", "0"]
-    assert len(cli("log", published.board, "-n", 1).out.splitlines()) == 2
+    newest = cli("log", published.board, "-n", 1).out.splitlines()
+    assert newest[1].split()[0] == "2"
+    assert newest[2:] == ["", "older versions are not shown (-n COUNT, --all)"]
     value = cli("log", published.board, "-n", 2, "--json").json
     assert value["head"] == 2
     assert [entry["version"] for entry in value["versions"]] == [2, 1]

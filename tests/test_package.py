@@ -25,6 +25,7 @@ VERBS = [
     "publish",
     "pull",
     "log",
+    "gc",
     "keygen",
     "introduce",
     "demo",

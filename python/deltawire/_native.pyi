@@ -21,12 +21,17 @@ __all__ = [
     "SigningKey",
     "Writer",
     "__version__",
+    "board_collect",
+    "board_control",
+    "board_leases",
     "check_public_key",
     "default_tile",
     "load_keyring",
     "record_signer",
+    "remove_lease",
     "save_public_key",
     "tensor_digests",
+    "write_lease",
 ]
 
 ERROR_KINDS: list[str]
@@ -208,6 +213,8 @@ class BoardStore:
     def __new__(cls, url: str, create: bool, options: Any = None) -> BoardStore: ...
     @property
     def url(self) -> str: ...
+    @property
+    def lists(self) -> bool: ...
     def read(self, path: str, limit: int) -> bytes | None: ...
     def read_range(self, path: str, start: int, end: int) -> bytes: ...
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
@@ -238,3 +245,33 @@ class BoardUpload:
     def write(self, data: Any) -> int: ...
     def finish(self) -> tuple[str, int, str]: ...
     def abort(self) -> None: ...
+
+def board_collect(
+    board: BoardStore,
+    *,
+    keep: int,
+    older_than_ms: int,
+    safety_ms: int,
+    grace_ms: int,
+    sweep: bool,
+    dry_run: bool,
+    now_ms: int,
+    write_id: str,
+    trust: Keyring | None = None,
+) -> dict[str, Any] | None: ...
+def board_control(board: BoardStore) -> tuple[int | None, list[int], int]: ...
+def board_leases(
+    board: BoardStore,
+) -> list[tuple[str, str, int | None, int | None, int, int, int]]: ...
+def write_lease(
+    board: BoardStore,
+    id: str,
+    name: str,
+    *,
+    version: int | None,
+    target: int | None,
+    needs: int,
+    expires_ms: int,
+    time_ms: int,
+) -> None: ...
+def remove_lease(board: BoardStore, id: str) -> None: ...

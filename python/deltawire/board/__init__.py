@@ -4,12 +4,16 @@
 gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas,
 ``follower`` to tensors in memory and ``pull`` to a checkpoint directory; ``manifest`` is what all
 of them speak about, and ``options`` say how a remote store is reached. ``trust`` is about keys,
-``records`` where signatures are checked, ``watch`` what a reader remembers. The protocol itself is
-in Rust (``spec/commit-v1.md``).
+``records`` where signatures are checked, ``vouching`` what a signing publisher may name, ``watch``
+what a reader remembers. ``lease`` and ``collect`` decide how long versions stay, ``overtaken``
+what a reader does when one has gone, ``background`` makes anchors while deltas are published,
+and ``history`` shows all that. The protocol itself is in Rust (``spec/commit-v1.md``).
 """
 
 from .board import Board
+from .collect import CollectStats
 from .follower import Follower
+from .lease import Lease
 from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
 from .options import Credentials, StoreOptions
 from .publisher import Publisher, PublishStats
@@ -22,8 +26,10 @@ __all__ = [
     "AdvanceStats",
     "AnchorFiles",
     "Board",
+    "CollectStats",
     "Credentials",
     "Follower",
+    "Lease",
     "Manifest",
     "ObjectRef",
     "PublicKey",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from .. import _native
 from ..errors import WrongVersion
+from .background import AnchorSettings
+from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
 from .fetch import check_file
 from .follower import Follower
+from .lease import Lease, read_leases
 from .manifest import Manifest
 from .options import StoreOptions
 from .publisher import Publisher
@@ -75,6 +79,12 @@ class Board:
 
     def __repr__(self) -> str:
         return f"<Board {self.url!r}>"
+
+    def trusting(self, trust: Trust) -> Board:
+        """The same board over the same connections, with other trusted keys."""
+        board = copy.copy(self)
+        board._records = Records(self._store, self.url, trust)
+        return board
 
     def head(self) -> int | None:
         """The newest committed version, or None for an empty board.
@@ -176,14 +186,114 @@ class Board:
         check_file(self, manifest, path)
         return manifest
 
-    def publisher(self, *, run: str | None = None, key: SigningKey | None = None) -> Publisher:
+    def boundary(self) -> int | None:
+        """The oldest version that can be relied on; None if nothing was ever collected.
+
+        It has an anchor. Earlier versions may be there still, and may go at any moment. One
+        short listing.
+
+        Raises:
+            StoreError: the store failed, or is a web server, which cannot be listed.
+        """
+        return _native.board_control(self._store)[0]
+
+    def anchor_versions(self) -> list[int]:
+        """Versions for which an anchor was begun, ascending; some may not have been completed."""
+        boundary, claims, _ = _native.board_control(self._store)
+        return sorted({*claims, *([] if boundary is None else [boundary])})
+
+    def readers(self) -> list[Lease]:
+        """The leases of readers, ended ones included; one request for each."""
+        return read_leases(self._store)
+
+    def collect(
+        self,
+        *,
+        keep: int = KEEP,
+        older_than: float = 0,
+        safety_age: float = SAFETY_AGE,
+        grace: float = GRACE,
+        sweep: bool = False,
+        dry_run: bool = False,
+    ) -> CollectStats:
+        """Remove old versions, as far as leases and anchors allow.
+
+        Kept are the newest ``keep`` versions, those younger than ``older_than``, what a lease
+        needs, and all back to the newest complete anchor at or before these, so that every version
+        that stays can be read by anyone. Safe at any time, beside publishers, readers and
+        other collections; after a crash the same call goes on.
+
+        Args:
+            keep: newest versions that stay, at least 1.
+            older_than: seconds for which the store must have had a version.
+            safety_age: seconds; leftovers of attempts, which may belong to an upload in
+                progress, are left alone if younger. Longer than any upload of a file.
+            grace: seconds for which an ended lease is respected, for clocks that disagree.
+            sweep: also look for leftovers of failed attempts at versions that stay, which
+                lists the whole board.
+            dry_run: change nothing, only say what would be done.
+
+        With trusted keys the head and the version that others then start from must be signed by
+        them, so that nobody who can only write has genuine versions collected in favour of others.
+
+        Raises:
+            UntrustedDelta, UnsupportedDelta: a lease or record that this version of deltawire
+                cannot understand, a head that no trusted key signed, or a boundary from which
+                nobody could read; nothing was removed.
+            StoreError: the store failed. Every version that stays is whole; call again.
+        """
+        return collect(
+            self,
+            keep=keep,
+            older_than=older_than,
+            safety_age=safety_age,
+            grace=grace,
+            sweep=sweep,
+            dry_run=dry_run,
+        )
+
+    def publisher(
+        self,
+        *,
+        run: str | None = None,
+        key: SigningKey | None = None,
+        anchor_every: int | None = None,
+        anchor_outweighed: bool = False,
+        anchor_source: Callable[[int], str | os.PathLike[str]] | None = None,
+        anchor_scratch: str | os.PathLike[str] | None = None,
+        anchor_threads: int = 1,
+        anchor_close: Literal["wait", "cancel"] = "wait",
+    ) -> Publisher:
         """Open the board for publishing; fences every publisher that was opened before.
+
+        With ``anchor_every`` or ``anchor_outweighed`` a thread adds anchors to versions that were
+        published, without holding up the next. It needs nothing from the trainer: it folds
+        the board's own anchor and deltas into a directory on disk, proves the result, and
+        uploads that. While one is made, later versions wait for the next turn.
 
         Args:
             run: name of the run, written into every version; by default that of the head.
             key: signs every manifest and anchor record; None: they are not signed.
+            anchor_every: versions from one anchor to the next.
+            anchor_outweighed: make an anchor when the deltas since the last have more bytes
+                than the tensors.
+            anchor_source: gives the path of a checkpoint of a version, which must stay as it is
+                until the publisher asks for the next; its bits are compared with the
+                version's. Instead of folding.
+            anchor_scratch: directory with room for one checkpoint, used until the publisher is
+                closed; by default the system's temporary directory.
+            anchor_threads: for folding and comparing.
+            anchor_close: whether closing waits for an anchor that is being made, or drops it.
         """
-        return Publisher(self, run=run, key=key)
+        anchors = AnchorSettings(
+            every=anchor_every,
+            outweighed=anchor_outweighed,
+            source=anchor_source,
+            scratch=anchor_scratch,
+            threads=anchor_threads,
+            close=anchor_close,
+        )
+        return Publisher(self, run=run, key=key, anchors=anchors)
 
     def introduce_key(self, new: PublicKey, *, by: SigningKey, first: int | None = None) -> int:
         """Tell readers who trust ``by`` to trust ``new`` from a version on, and ``by`` before it.
@@ -230,6 +340,8 @@ class Board:
         memory: str | os.PathLike[str] | None = None,
         max_age: float | None = None,
         on_stale: OnStale | None = None,
+        lease: str | None = None,
+        lease_seconds: float = 900.0,
     ) -> Follower:
         """Follow the board with tensors that are changed in place.
 
@@ -246,6 +358,10 @@ class Board:
             max_age: seconds that the newest version may be old when it is looked for.
             on_stale: called with a ``Stale`` where it is older, and the follower goes on; None:
                 ``StaleBoard`` is raised, before the target changes.
+            lease: name of this reader, free text. With one, the reader writes to the board what
+                it still needs, and collection leaves that in place; so the board must be
+                writable. Without one it may be overtaken, and then starts again from an anchor.
+            lease_seconds: for which each renewal is good; polls renew it.
         """
         return Follower(
             self,
@@ -257,6 +373,8 @@ class Board:
             memory=memory,
             max_age=max_age,
             on_stale=on_stale,
+            lease=lease,
+            lease_seconds=lease_seconds,
         )
 
     def pull(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from ..digest import state_digest
-from ..errors import TargetError, WrongBase
+from ..errors import DeltawireError, TargetError, WrongBase
 from .anchor import AnchorLoader
+from .lease import LeaseHolder
 from .manifest import Manifest
-from .plan import Held, find_path
+from .overtaken import retried
+from .plan import Held, Path, find_path
 from .steps import AdvanceStats, DeltaRun
 from .watch import OnStale, Watch
 
@@ -23,7 +27,8 @@ class Follower:
     """Tensors that follow a board.
 
     ``advance`` does all; ``stage`` and ``commit`` are its halves, for a target that keeps
-    serving while the next version is fetched and checked.
+    serving while the next version is fetched and checked. With a lease, close it at the end, or use
+    it as a context manager.
     """
 
     def __init__(
@@ -38,6 +43,8 @@ class Follower:
         memory: str | os.PathLike[str] | None = None,
         max_age: float | None = None,
         on_stale: OnStale | None = None,
+        lease: str | None = None,
+        lease_seconds: float = 900.0,
     ) -> None:
         """Use :meth:`deltawire.Board.follower`.
 
@@ -53,6 +60,7 @@ class Follower:
         self._loader: AnchorLoader | None = None
         self._run: DeltaRun | None = None
         self._watch = Watch(board, memory, max_age, on_stale)
+        self._lease = None if lease is None else LeaseHolder(board, lease, lease_seconds)
         self._held = None if version is None else Held(version, None, state)
         own = None if version is None else board.find_manifest(version)
         if own is not None:
@@ -86,6 +94,36 @@ class Follower:
     def target(self) -> Mapping[str, Any]:
         """The tensors that are changed."""
         return self._target
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop what was staged, and give the lease back. The target stays as it is."""
+        self.discard()
+        if self._lease is not None:
+            with contextlib.suppress(DeltawireError):  # it ends by itself
+                self._lease.release()
+
+    def renew(self) -> None:
+        """Renew the lease now.
+
+        Polls do so by themselves; this is for a reader that does not poll for long, in the
+        middle of an upload to devices, say.
+
+        Raises:
+            StoreError: the lease cannot be written.
+        """
+        if self._lease is not None:
+            self._lease.renew()
 
     def advance(self, to: int | None = None) -> list[AdvanceStats]:
         """Bring the target to version ``to``, by default the newest.
@@ -122,9 +160,14 @@ class Follower:
         held, seen = self._held, self._watch.seen
         newest = held if held is None or seen is None or seen.version <= held.version else None
         if to is None and newest is not None and self._board.head() == newest.version:
+            self._keep_lease(newest.version)
             self._watch.check_age()
             return []  # what most polls find
-        path = find_path(self._board, held, to, seen=seen)
+        return retried(self._board, lambda oldest: self._stage(to, oldest), self.discard)
+
+    def _stage(self, to: int | None, oldest: int) -> list[int]:
+        # The lease comes first: an old head is no reason to lose what is held.
+        path = self._leased(self._find(to, oldest), to)
         self._watch.see(path.goal, newest=to is None)
         base = self.state
         loader = None
@@ -165,6 +208,11 @@ class Follower:
                     self._arrive(manifest)
         finally:
             self.discard()
+            moved = loader is not None or run is not None
+            if moved and self._lease is not None and self._held is not None:
+                held = self._held.version
+                with contextlib.suppress(DeltawireError):  # the older lease protects more
+                    self._lease.hold(needs=held, version=held, target=None)
         return done
 
     def discard(self) -> None:
@@ -194,6 +242,36 @@ class Follower:
                 path=self._board.url,
             )
         return found
+
+    def _keep_lease(self, held: int) -> None:
+        if self._lease is None:
+            return
+        if self._lease.id is None:
+            self._lease.hold(needs=held, version=held, target=None)
+        else:
+            self._lease.renew(only_due=True)
+
+    def _find(self, to: int | None, oldest: int) -> Path:
+        return find_path(self._board, self._held, to, seen=self._watch.seen, oldest=oldest)
+
+    def _leased(self, path: Path, to: int | None) -> Path:
+        """Write a lease on all that the path needs; may choose another path."""
+        if self._lease is None:
+            return path
+        held = None if self._held is None else self._held.version
+        if self._hold(self._lease, path, held) and path.first is not None:
+            # A collection that began before the lease was there may be at work below its boundary.
+            boundary = self._board.boundary()
+            if boundary is not None and path.first < boundary:
+                path = self._find(to, boundary)
+                self._hold(self._lease, path, held)
+        return path
+
+    def _hold(self, lease: LeaseHolder, path: Path, held: int | None) -> bool:
+        needs = path.goal.version if held is None else held
+        if path.anchor is not None:
+            needs = path.anchor.manifest.version
+        return lease.hold(needs=needs, version=held, target=path.goal.version)
 
     def _load(self, loader: AnchorLoader) -> AdvanceStats:
         # From here on the target holds no version, until all of the anchor is in it.

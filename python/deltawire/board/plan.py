@@ -55,6 +55,13 @@ class Path:
     deltas: tuple[Manifest, ...]
 
     @property
+    def first(self) -> int | None:
+        """Oldest version that is fetched; None where there is nothing to do."""
+        if self.anchor is not None:
+            return self.anchor.manifest.version
+        return self.deltas[0].version if self.deltas else None
+
+    @property
     def bytes(self) -> int:
         """Bytes to fetch."""
         anchor = 0 if self.anchor is None else self.anchor.files.bytes
@@ -68,6 +75,7 @@ def find_path(
     *,
     from_anchor: bool = False,
     seen: Held | None = None,
+    oldest: int = 0,
 ) -> Path:
     """The cheapest validated path to version ``to`` (None: the head).
 
@@ -77,6 +85,7 @@ def find_path(
             still validated.
         seen: the newest version that the reader has seen; the board must still hold it, or
             continue it.
+        oldest: rely on no version before this one, for it may go at any moment.
 
     Raises:
         WrongVersion: the board is empty, ``to`` is not there, or was passed already.
@@ -88,6 +97,8 @@ def find_path(
     if seen is not None and (held is None or seen.version != held.version):
         _check_seen(board, seen, goal)
     chain = None if held is None else _chain_from(board, held, goal)
+    if held is not None and held.version + 1 < oldest:
+        chain = None  # checked as far as it is there, but not to be relied on
     paths = []
     if chain is not None and not from_anchor and all(item.objects for item in chain):
         deltas = Path(goal, None, tuple(chain))
@@ -95,7 +106,9 @@ def find_path(
         if deltas.bytes <= goal.dense_bytes:
             return deltas
         paths.append(deltas)
-    anchored = _from_newest_anchor(board, goal, chain or (), own=None if from_anchor else held)
+    if held is not None and not from_anchor:
+        oldest = max(oldest, held.version + 1)
+    anchored = _from_newest_anchor(board, goal, chain or (), oldest)
     if anchored is not None:
         paths.append(anchored)
     if not paths:
@@ -150,10 +163,13 @@ def _check_seen(board: Board, seen: Held, goal: Manifest) -> None:
         _chain_from(board, seen, goal)
         return
     own = board.records.manifest(seen.version, seen.digest)
-    if own is None:
-        _check_head(board, board.head(), None, seen)
-    else:
+    if own is not None:
         _check_same_history(board, seen, own)
+        return
+    _check_head(board, board.head(), None, seen)
+    if board.store.has_version(goal.version):
+        # Versions are collected in ascending order.
+        raise _lost(board, seen.version, f"but holds the earlier version {goal.version}")
 
 
 def _chain_from(board: Board, held: Held, goal: Manifest) -> list[Manifest] | None:
@@ -166,6 +182,7 @@ def _chain_from(board: Board, held: Held, goal: Manifest) -> list[Manifest] | No
         _check_same_history(board, held, goal)
         return []
     if not board.store.has_version(first):
+        _check_collected(board, held, first)
         return None
     start: Start | None = None
     if own is not None:
@@ -175,7 +192,35 @@ def _chain_from(board: Board, held: Held, goal: Manifest) -> list[Manifest] | No
     if start is None:
         # Nothing vouches for the link from what is held to the first manifest.
         return None
-    return _read(board, first, goal, start)
+    try:
+        return _read(board, first, goal, start)
+    except BrokenChain:
+        if board.store.has_version(first):
+            raise
+        # A collection is at work, which takes the oldest first.
+        _check_collected(board, held, first)
+        return None
+
+
+def _check_collected(board: Board, held: Held, first: int) -> None:
+    """Check that a collection explains why the version after the one held is not there.
+
+    Its boundary was drawn before anything went. Where the store has no listings this is not known.
+    """
+    if held.digest is None or not board.store.lists:
+        return
+    boundary = board.boundary()
+    if boundary is None or boundary <= first:
+        raise _lost(board, held.version, f"nor version {first}, and no collection removed them")
+
+
+def _lost(board: Board, version: int, what: str) -> RolledBack:
+    return RolledBack(
+        f"the board does not hold version {version}, which was seen on it, {what}: this is another "
+        "board, or it lost versions; start anew if you trust it",
+        version=version,
+        path=board.url,
+    )
 
 
 def _check_same_history(board: Board, held: Held, own: Manifest) -> None:
@@ -207,13 +252,13 @@ def _read(board: Board, first: int, goal: Manifest, start: Start | None) -> list
 
 
 def _from_newest_anchor(
-    board: Board, goal: Manifest, chain: Sequence[Manifest], *, own: Held | None
+    board: Board, goal: Manifest, chain: Sequence[Manifest], oldest: int
 ) -> Path | None:
     """The path from the newest usable anchor: an older one costs as much, and more deltas.
 
     Args:
         chain: manifests read already.
-        own: what is held, for which only later anchors are of use.
+        oldest: version before which no anchor is of use.
     """
     candidates = {goal.version}
     if goal.last_anchor is not None:
@@ -222,8 +267,15 @@ def _from_newest_anchor(
     if hint is not None and hint[1] is not None:
         candidates.add(hint[1])
     candidates.update(item.version for item in chain if item.anchor is not None)
-    oldest = 0 if own is None else own.version + 1
-    for version in sorted(candidates, reverse=True):
+    found = _first_usable(board, goal, candidates, oldest)
+    if found is None and not chain and board.store.lists:
+        # The anchors that records name were collected, and one was added since: one short listing.
+        found = _first_usable(board, goal, set(board.anchor_versions()) - candidates, oldest)
+    return found
+
+
+def _first_usable(board: Board, goal: Manifest, versions: set[int], oldest: int) -> Path | None:
+    for version in sorted(versions, reverse=True):
         if oldest <= version <= goal.version:
             path = _anchor_path(board, goal, version)
             if path is not None:

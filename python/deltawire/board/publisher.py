@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..digest import state_digest
 from ..errors import (
     BrokenChain,
-    DeltawireError,
     RolledBack,
     StoreError,
-    UntrustedDelta,
     VersionConflict,
     WrongBase,
     WrongVersion,
@@ -25,13 +22,14 @@ from ..errors import (
 from ..stream import diff
 from ..types import Profile, Sized
 from .anchor import Source
+from .attempt import Attempt, attempted
+from .background import AnchorSettings, BackgroundAnchors
 from .fetch import Progress
 from .manifest import AnchorFiles, AnchorRecord, Manifest, ObjectRef, State, VersionRef
-from .records import Records
-from .trust import SigningKey, Trust
+from .trust import SigningKey
+from .vouching import check_uploaded, judging, last_anchor
 
 if TYPE_CHECKING:
-    from .. import _native
     from .board import Board
 
 #: Tensor bytes in one file of an anchor that is made from tensors.
@@ -64,46 +62,6 @@ class PublishStats(Sized):
     anchor: bool = False
 
 
-@dataclass
-class _Attempt:
-    """Objects of one attempt at a version, removed again unless it was committed."""
-
-    store: _native.BoardStore
-    version: int
-    write_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    paths: list[str] = field(default_factory=list)
-    uploads: list[_native.BoardUpload] = field(default_factory=list)
-    commit_begun: bool = False
-    is_manifest: bool = True
-
-    def opened(self, upload: _native.BoardUpload, path: str) -> None:
-        """Remember an upload."""
-        self.paths.append(path)
-        self.uploads.append(upload)
-
-    def undo(self, error: BaseException) -> None:
-        """Remove what may be removed. The first error matters more than one in here."""
-        for upload in self.uploads:
-            upload.abort()
-        with contextlib.suppress(DeltawireError):
-            if self.commit_begun and self.is_manifest:
-                # Also after Ctrl-C: the version may exist, then its objects stay.
-                self.store.discard(self.version, self.write_id, self.paths)
-            elif not self.commit_begun or isinstance(error, VersionConflict):
-                for path in self.paths:
-                    self.store.delete(path)
-
-
-@contextlib.contextmanager
-def _attempt(store: _native.BoardStore, version: int) -> Iterator[_Attempt]:
-    attempt = _Attempt(store, version)
-    try:
-        yield attempt
-    except BaseException as error:
-        attempt.undo(error)
-        raise
-
-
 class Publisher:
     """The one writer of a board. Use as a context manager.
 
@@ -111,7 +69,12 @@ class Publisher:
     """
 
     def __init__(
-        self, board: Board, *, run: str | None = None, key: SigningKey | None = None
+        self,
+        board: Board,
+        *,
+        run: str | None = None,
+        key: SigningKey | None = None,
+        anchors: AnchorSettings | None = None,
     ) -> None:
         """Use :meth:`deltawire.Board.publisher`."""
         self._board = board
@@ -121,6 +84,10 @@ class Publisher:
         self._epoch = self._store.acquire_epoch(secrets.token_hex(16), _now_ms())
         self._anchor: VersionRef | None = None
         self._last: VersionRef | None = None
+        self._background: BackgroundAnchors | None = None
+        if anchors is not None and anchors.wanted:
+            source = judging(board, key)
+            self._background = BackgroundAnchors(source, anchors, self._upload_anchor)
         self._closed = False
 
     @property
@@ -137,10 +104,25 @@ class Publisher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            # What went wrong matters more than an anchor, and must not wait for it.
+            self._end(cancel=True)
 
     def close(self) -> None:
-        """Refuse to publish any more."""
+        """Refuse to publish any more; wait for an anchor in the background, or cancel it.
+
+        Raises:
+            DeltawireError: an anchor in the background failed; everything else was published.
+        """
+        self._end()
+        if self._background is not None:
+            self._background.check()
+
+    def _end(self, *, cancel: bool | None = None) -> None:
+        if self._background is not None and not self._closed:
+            self._background.close(cancel=cancel)
         self._closed = True
 
     def publish(
@@ -174,8 +156,12 @@ class Publisher:
             VersionConflict: another publisher was opened, or committed this version first.
             LayoutMismatch: names, shapes or dtypes disagree.
             StoreError: the store failed.
+            DeltawireError: an anchor made in the background failed since the last call, which
+                is told once and before anything is done.
         """
         head = self._head()
+        if self._background is not None:
+            self._background.check()
         if head is None:
             raise WrongVersion(
                 "the board is empty; its first version is a whole checkpoint: publish_anchor",
@@ -183,7 +169,7 @@ class Publisher:
                 path=self._board.url,
             )
         version = self._next(version, head)
-        with _attempt(self._store, version) as attempt:
+        with attempted(self._store, version) as attempt:
             path = self._store.object_path(version, 0, attempt.write_id)
             upload = self._store.upload(path)
             attempt.opened(upload, path)
@@ -271,6 +257,26 @@ class Publisher:
             VersionConflict: another publisher was faster, or the version has an anchor already.
             StoreError: the store failed. Nothing was committed.
         """
+        return self._publish_anchor(
+            version, checkpoint, extra_files, meta, threads, progress, max_shard_bytes
+        )
+
+    def _upload_anchor(
+        self, version: int, path: str | os.PathLike[str], threads: int, progress: Progress
+    ) -> PublishStats:
+        """The anchor of a version that exists, for the background."""
+        return self._publish_anchor(version, path, None, None, threads, progress, _SHARD_BYTES)
+
+    def _publish_anchor(
+        self,
+        version: int | None,
+        checkpoint: str | os.PathLike[str] | Mapping[str, Any],
+        extra_files: str | os.PathLike[str] | None,
+        meta: Mapping[str, str] | None,
+        threads: int | None,
+        progress: Progress | None,
+        max_shard_bytes: int,
+    ) -> PublishStats:
         head = self._head()
         existing = None
         if head is not None and version is not None and version <= head.version:
@@ -293,7 +299,7 @@ class Publisher:
                 version=version,
                 path=self._board.url,
             )
-        with _attempt(self._store, version) as attempt:
+        with attempted(self._store, version) as attempt:
             directory = self._store.claim_anchor(version, self._epoch, attempt.write_id, _now_ms())
             files = source.upload(
                 self._store,
@@ -302,6 +308,7 @@ class Publisher:
                 max_shard_bytes=max_shard_bytes,
                 opened=attempt.opened,
             )
+            check_uploaded(self._board, existing, files)
             if existing is not None:
                 self._add_anchor(attempt, existing, files)
             else:
@@ -333,11 +340,19 @@ class Publisher:
         if self._closed:
             raise StoreError("this publisher is closed; open another", path=self._board.url)
         self._store.check_epoch(self._epoch)
+        # Before the head: another thread may commit while this one looks.
+        last = self._last
         version = self._board.head()
         head = None if version is None else self._board.manifest(version)
-        self._require_last(head)
+        self._require(last, head)
         if version is None or head is None:
             return None
+        if head.epoch > self._epoch:
+            raise VersionConflict(
+                f"another publisher opened this board after this one (epoch {head.epoch} follows "
+                f"{self._epoch}); stop one of them, then open a new publisher",
+                path=self._board.url,
+            )
         if self._run is not None and self._run != head.run:
             raise BrokenChain(
                 f"the board is of run {head.run!r}, not {self._run!r}; use another board",
@@ -346,9 +361,8 @@ class Publisher:
             )
         return head
 
-    def _require_last(self, head: Manifest | None) -> None:
+    def _require(self, last: VersionRef | None, head: Manifest | None) -> None:
         """Refuse a board without the last version from here: a second history would begin."""
-        last = self._last
         if last is None or (head is not None and head.version > last.version):
             return
         if head is None or head.ref != last:
@@ -394,7 +408,7 @@ class Publisher:
 
     def _manifest(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         head: Manifest | None,
         *,
         meta: Mapping[str, str] | None,
@@ -413,7 +427,9 @@ class Publisher:
             result_state=result_state,
             objects=objects,
             anchor=anchor,
-            last_anchor=None if head is None else self._last_anchor(head),
+            last_anchor=None
+            if head is None
+            else last_anchor(self._board, self._key, head, self._anchor),
             elements=elements,
             changed=changed,
             dense_bytes=dense_bytes,
@@ -424,44 +440,17 @@ class Publisher:
             meta=dict(meta or {}),
         )
 
-    def _last_anchor(self, head: Manifest) -> VersionRef | None:
-        """The newest anchor at or before the head."""
-        known = [head.ref] if head.anchor is not None else []
-        known += [ref for ref in (head.last_anchor, self._anchor) if ref is not None]
-        hint = self._store.hint()
-        newest = max((ref.version for ref in known), default=-1)
-        if hint is not None and hint[1] is not None and newest < hint[1] <= head.version:
-            # Another publisher added it after the head was committed.
-            hinted = self._board.find_manifest(hint[1])
-            if hinted is not None and hinted.anchor is None:
-                known += self._vouched_anchor(hinted, head)
-        return max(known, key=lambda ref: ref.version, default=None)
-
-    def _vouched_anchor(self, manifest: Manifest, head: Manifest) -> list[VersionRef]:
-        """The anchor record of a version, unless a signature would vouch for what is not known.
-
-        A signed manifest that names a record makes readers believe it. Without trusted keys only
-        records of this publisher's own key are named.
-        """
-        records = self._board.records
-        if self._key is not None and not records.trusting:
-            trust = Trust([self._key.public], introductions=False)
-            records = Records(self._store, self._board.url, trust)
-        try:
-            record = records.anchor(manifest, head)
-        except UntrustedDelta:
-            return []
-        return [] if record is None else [VersionRef(manifest.version, record.digest)]
-
-    def _commit(self, attempt: _Attempt, manifest: Manifest) -> str:
+    def _commit(self, attempt: Attempt, manifest: Manifest) -> str:
         raw = manifest.to_json()
         attempt.commit_begun = True
         key = None if self._key is None else self._key.native
         digest = self._store.commit(manifest.version, raw, key)
         self._last = VersionRef(manifest.version, digest)
+        if self._background is not None:
+            self._background.committed(manifest)
         return digest
 
-    def _add_anchor(self, attempt: _Attempt, existing: Manifest, files: AnchorFiles) -> None:
+    def _add_anchor(self, attempt: Attempt, existing: Manifest, files: AnchorFiles) -> None:
         record = AnchorRecord(
             existing.version,
             existing.digest,

@@ -27,6 +27,7 @@ from ..types import Record
 from .anchor import PLAIN_NAME
 from .fetch import Progress, fetch_object, of_version
 from .manifest import Manifest, State
+from .overtaken import retried
 from .plan import Anchor, Held, find_path
 from .plan import Path as Steps
 from .records import Introduced
@@ -243,16 +244,20 @@ class _Pull:
     done: list[AdvanceStats] = field(default_factory=list)
 
     def run(self, to: int | None) -> PullStats:
-        """Choose a path and walk it."""
+        """Choose a path and walk it; another one if a collection takes it away meanwhile."""
         self._remove_temporaries()
+        # What a try has written is recorded in the directory, and the next goes on from it.
+        return retried(self.board, lambda oldest: self._try(to, oldest), lambda: None)
+
+    def _try(self, to: int | None, oldest: int) -> PullStats:
         held = self.state.held
         before = None if held is None else held.version
-        steps = self._path(to)
+        steps = self._path(to, oldest)
         self.watch.see(steps.goal, newest=to is None)
         unfinished = self.state.pending is not None
         if unfinished and steps.anchor is None and not steps.deltas:
             # Half way to a version beyond the one that is wanted.
-            steps = self._path(to, from_anchor=True)
+            steps = self._path(to, oldest, from_anchor=True)
         if steps.anchor is None:
             try:
                 self._deltas(steps)
@@ -266,16 +271,22 @@ class _Pull:
                         path=str(self.directory),
                     ) from error
                 # A crash in the middle of a tile left it with neither its old nor its new bits.
-                steps = self._path(to, from_anchor=True)
+                steps = self._path(to, oldest, from_anchor=True)
         if steps.anchor is not None:
             before = None
             self._load(steps.anchor)
             self._deltas(steps)
         return self._stats(steps, before)
 
-    def _path(self, to: int | None, *, from_anchor: bool = False) -> Steps:
-        seen = self.watch.seen
-        return find_path(self.board, self.state.held, to, from_anchor=from_anchor, seen=seen)
+    def _path(self, to: int | None, oldest: int, *, from_anchor: bool = False) -> Steps:
+        return find_path(
+            self.board,
+            self.state.held,
+            to,
+            from_anchor=from_anchor,
+            seen=self.watch.seen,
+            oldest=oldest,
+        )
 
     def _remove_temporaries(self) -> None:
         """Remove files that a crash kept from getting their names. Nobody else writes here."""

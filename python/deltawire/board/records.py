@@ -35,6 +35,11 @@ class Records:
         return self._ring is not None
 
     @property
+    def ring(self) -> _native.Keyring | None:
+        """The trusted keys in the extension module; None: signatures are ignored."""
+        return self._ring
+
+    @property
     def introduced(self) -> list[Introduced]:
         """Keys that were introduced on the board, as far as was looked."""
         return [] if self._ring is None else self._ring.introduced()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,10 +55,22 @@ def count(text: str) -> int:
     return value
 
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
 def seconds(text: str) -> float:
-    """A length of time above 0, in seconds."""
-    value = float(text)
-    if not 0 < value < math.inf:
+    """A duration: a number of seconds, or one with s, m, h or d."""
+    digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    value = float(digits) * _UNITS[unit]
+    if not 0 <= value < 1e11:
+        raise argparse.ArgumentTypeError(f"{text} is not a duration, such as 90s, 15m, 12h or 7d")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """A duration above 0."""
+    value = seconds(text)
+    if not value:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
 

@@ -1,4 +1,4 @@
-"""``deltawire publish``, ``deltawire pull`` and ``deltawire log``."""
+"""``deltawire publish`` and ``deltawire pull``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,21 +20,20 @@ from .arguments import (
     add_report,
     add_threads,
     count,
-    seconds,
+    positive_seconds,
 )
 from .keys import add_key, add_trust, trust_of
 from .output import Output
 from .store import add_store, store_options
 
 if TYPE_CHECKING:
-    from .. import Board, Manifest
+    from .. import Board
 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     _add_publish(verbs)
     _add_pull(verbs)
-    _add_log(verbs)
 
 
 def _add_publish(verbs: Any) -> None:
@@ -103,28 +101,15 @@ def _add_pull(verbs: Any) -> None:
     )
     parser.add_argument(
         "--max-age",
-        type=seconds,
-        metavar="SECONDS",
-        help="refuse a newest version that is older than this (default: any age)",
+        type=positive_seconds,
+        metavar="DURATION",
+        help="refuse a newest version that is older than this, such as 90s or 12h "
+        "(default: any age)",
     )
     add_store(parser)
     add_threads(parser)
     add_report(parser)
     parser.set_defaults(run=run_pull)
-
-
-def _add_log(verbs: Any) -> None:
-    parser = verbs.add_parser(
-        "log",
-        help="list the versions of a board",
-        description="List the versions of BOARD, newest first.",
-    )
-    parser.add_argument("board", metavar="BOARD", help=BOARD)
-    parser.add_argument("-n", type=count, metavar="COUNT", help="at most so many versions")
-    add_trust(parser)
-    add_store(parser)
-    add_report(parser)
-    parser.set_defaults(run=run_log)
 
 
 def run_publish(arguments: argparse.Namespace) -> int:
@@ -259,55 +244,3 @@ def run_pull(arguments: argparse.Namespace) -> int:
         [f"{arguments.output}: version {stats.version}, {source}", *text.fields(rows)],
     )
     return 0
-
-
-def run_log(arguments: argparse.Namespace) -> int:
-    """List versions; see the verb's description."""
-    import deltawire as dw
-
-    trust = trust_of(arguments)
-    board = dw.Board(arguments.board, trust=trust, options=store_options(arguments))
-    manifests = board.log(arguments.n)
-    head = board.head()
-    lines = [f"{arguments.board}: no version yet"]
-    if manifests:
-        lines = _log_table(manifests, verified=trust is not None)
-    Output(arguments).result(
-        {
-            "board": arguments.board,
-            "head": head,
-            "verified": trust is not None,
-            "versions": [_log_entry(manifest) for manifest in manifests],
-        },
-        lines,
-    )
-    return 0
-
-
-def _log_entry(manifest: Manifest) -> dict[str, Any]:
-    return {**manifest.as_dict(), "parent_version": manifest.parent_version}
-
-
-def _log_table(manifests: list[Manifest], *, verified: bool) -> list[str]:
-    rows = []
-    for manifest in manifests:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
-        delta = bool(manifest.objects)
-        stored = manifest.bytes + (0 if manifest.anchor is None else manifest.anchor.bytes)
-        meta = " ".join(f"{key}={value}" for key, value in manifest.meta.items())
-        rows.append(
-            [
-                str(manifest.version),
-                when,
-                "delta" if delta else "anchor",
-                text.percent(manifest.changed, manifest.elements) if delta else "",
-                text.size(stored),
-                text.bits(manifest.bits_per_change) if delta else "",
-                manifest.result_state.hex()[:8],
-                # A name that was not checked is only what the record says of itself.
-                manifest.signer if verified or not manifest.signer else f"{manifest.signer}?",
-                meta,
-            ]
-        )
-    head = ["version", "time", "kind", "changed", "size", "bits", "state", "signer", "meta"]
-    return text.table(head, rows, align=">><>>><<<")

@@ -26,12 +26,16 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Time in milliseconds, seconds or minutes."""
+    """Time in the unit that suits it, from milliseconds to days."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 99.5:
         return f"{_three(seconds)} s"
-    return f"{seconds / 60:.1f} min"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.1f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
 
 
 def percent(part: float, whole: float) -> str:
@@ -74,6 +78,16 @@ def fields(rows: Iterable[tuple[str, str]]) -> list[str]:
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)
     return [f"  {name:<{width}}  {value}" for name, value in rows]
+
+
+def one_line(value: str) -> str:
+    """Text of others without what moves a terminal's cursor."""
+    return "".join(sign if sign.isprintable() else " " for sign in value)
+
+
+def shortened(value: str, width: int) -> str:
+    """Text cut to so many characters, with a mark where something is missing."""
+    return value if len(value) <= width else value[: max(width - 1, 0)] + "\u2026"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, align: str) -> list[str]:

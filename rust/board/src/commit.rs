@@ -1,14 +1,13 @@
 //! The commit: one create-only manifest makes a version exist.
 
-use serde::{Deserialize, Serialize};
-
 use crate::chain::{check_link, ChainStart, Link};
+use crate::control::{claim_first, Control};
 use crate::epoch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::head::{head, Hint};
 use crate::hex::{Blake3, WriteId};
 use crate::layout;
-use crate::manifest::{to_record, untrusted, Manifest, MAX_RECORD};
+use crate::manifest::Manifest;
 use crate::sign::{Signed, SigningKey};
 use crate::store::{Created, Store};
 
@@ -45,6 +44,9 @@ pub fn commit_signed(
             let link = Link::read(store, parent.version)?.ok_or_else(|| {
                 Error::new(ErrorKind::WrongVersion, "its parent does not exist").version(version)
             })?;
+            if link.manifest.epoch > manifest.epoch {
+                return Err(epoch::fenced(store, link.manifest.epoch, manifest.epoch));
+            }
             check_link(&ChainStart::from(&link), manifest)?;
         }
         None => {
@@ -56,13 +58,14 @@ pub fn commit_signed(
                 .at(store.url())
                 .version(version));
             }
-            claim_first(store, manifest)?;
+            claim_first(store, version, manifest.write_id, manifest.time_ms)?;
         }
     }
     match store.create(&layout::manifest(version), &bytes)? {
         Created::Now | Created::Recovered => {}
         Created::Taken(other) => return Err(taken(version, other)),
     }
+    check_not_collected(store, manifest)?;
     let anchor = if manifest.anchor.is_some() {
         Some(version)
     } else {
@@ -72,41 +75,31 @@ pub fn commit_signed(
     Ok(Blake3::of(&bytes))
 }
 
-/// The number of a board's first version.
-#[derive(Serialize, Deserialize)]
-struct First {
-    version: u64,
-    write_id: WriteId,
-    time_ms: u64,
-}
-
-/// Makes sure that no other number than this version's begins the board: of two publishers that find
-/// it empty, both could otherwise commit a first version.
-fn claim_first(store: &Store, manifest: &Manifest) -> Result<()> {
-    let claim = to_record(&First {
-        version: manifest.version,
-        write_id: manifest.write_id,
-        time_ms: manifest.time_ms,
-    })?;
-    let found = match store.create(layout::FIRST, &claim)? {
-        Created::Now | Created::Recovered => return Ok(()),
-        // Read anew: the bytes at hand may have been cut off.
-        Created::Taken(_) => store.read(layout::FIRST, MAX_RECORD)?.unwrap_or_default(),
-    };
-    match serde_json::from_slice::<First>(&found) {
-        Ok(first) if first.version == manifest.version => Ok(()),
-        Ok(first) => Err(Error::new(
-            ErrorKind::Conflict,
-            format!(
-                "another publisher began this board with version {}; publish that number",
-                first.version
-            ),
-        )
-        .at(layout::FIRST)
-        .version(manifest.version)),
-        Err(error) => {
-            Err(untrusted(format!("not the number of a first version: {error}")).at(layout::FIRST))
+/// Makes sure that collection has not passed a version that was just created.
+///
+/// A publisher that stood still between looking at the parent and creating the manifest may find
+/// the number free because the version of that number was collected. Versions go oldest first, so
+/// the parent is gone then, and the boundary is above.
+fn check_not_collected(store: &Store, manifest: &Manifest) -> Result<()> {
+    if let Some(parent) = manifest.parent {
+        if store.exists(&layout::manifest(parent.version))? {
+            return Ok(());
         }
+    }
+    match Control::list(store)?.boundary() {
+        Some(boundary) if boundary > manifest.version => {
+            store.delete(&layout::manifest(manifest.version))?;
+            Err(Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "a version of this number was committed, and collected since: versions \
+                     below {boundary} are gone. Publish after the head"
+                ),
+            )
+            .at(layout::manifest(manifest.version))
+            .version(manifest.version))
+        }
+        _ => Ok(()),
     }
 }
 

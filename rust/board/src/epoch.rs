@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hex::WriteId;
 use crate::layout;
@@ -30,13 +31,8 @@ const MAX_TRIES: u64 = 1000;
 /// [`ErrorKind::Store`], also if the store is read-only or replaces what it should only create.
 pub fn acquire(store: &Store, write_id: WriteId, time_ms: u64) -> Result<u64> {
     store.check_writable()?;
-    // One listing when a publisher opens; epochs are few.
-    let newest = store
-        .list(layout::CONTROL)?
-        .iter()
-        .filter_map(|(name, _)| layout::parse_epoch_name(name))
-        .max()
-        .unwrap_or(0);
+    // One listing when a publisher opens; collection keeps it short, and never takes the newest epoch.
+    let newest = Control::list(store)?.epochs.last().copied().unwrap_or(0);
     let exhausted = || Error::new(ErrorKind::Store, "no free writer epoch").at(layout::CONTROL);
     let first = newest.checked_add(1).ok_or_else(exhausted)?;
     for epoch in first..first.saturating_add(MAX_TRIES) {
@@ -76,14 +72,19 @@ pub fn acquire(store: &Store, write_id: WriteId, time_ms: u64) -> Result<u64> {
 pub fn check_current(store: &Store, epoch: u64) -> Result<()> {
     let next = epoch.saturating_add(1);
     if store.exists(&layout::epoch(next))? {
-        return Err(Error::new(
-            ErrorKind::Conflict,
-            format!(
-                "another publisher opened this board after this one (epoch {next} follows {epoch}); \
-                 stop one of them, then open a new publisher"
-            ),
-        )
-        .at(store.url()));
+        return Err(fenced(store, next, epoch));
     }
     Ok(())
+}
+
+/// The error of a publisher of epoch `own` that has seen a `later` one.
+pub(crate) fn fenced(store: &Store, later: u64, own: u64) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!(
+            "another publisher opened this board after this one (epoch {later} follows {own}); \
+             stop one of them, then open a new publisher"
+        ),
+    )
+    .at(store.url())
 }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::{self, LATEST, MANIFESTS, MAX_VERSION};
 use crate::store::Store;
@@ -59,7 +60,14 @@ pub fn head(store: &Store, known: Option<u64>) -> Result<Option<u64>> {
         )
         .at(store.url()));
     }
-    // Version 0 was collected or never was, and nothing says where the others are.
+    // Version 0 was collected or never was. The boundary is a version that was there when it was
+    // drawn, and costs one short listing.
+    if let Some(boundary) = Control::list(store)?.boundary() {
+        if let Some(head) = climb(store, boundary)? {
+            return Ok(Some(head));
+        }
+    }
+    // Nothing says where the versions are.
     let mut start = newest_listed(store)?;
     while let Some(version) = start {
         if let Some(head) = climb(store, version)? {

@@ -18,6 +18,8 @@ pub const CONTROL: &str = "control";
 pub const OBJECTS: &str = "objects";
 /// Directory of the full checkpoints.
 pub const ANCHORS: &str = "anchors";
+/// Directory of the leases.
+pub const READERS: &str = "readers";
 /// Versions are at most this, so that they fit a signed 64-bit integer everywhere.
 pub const MAX_VERSION: u64 = i64::MAX as u64;
 
@@ -70,10 +72,60 @@ pub fn key_statement(name: &str) -> String {
     format!("{CONTROL}/key-{name}.json")
 }
 
+/// `control/collected-<version>.json`: versions below this one are collected, or are about to be.
+#[must_use]
+pub fn collected(version: u64) -> String {
+    format!("{CONTROL}/collected-{version:020}.json")
+}
+
+/// `readers/<id>.json`
+///
+/// # Errors
+/// [`ErrorKind::Untrusted`] for an id that is not one plain segment.
+pub fn lease(id: &str) -> Result<String> {
+    let path = format!("{READERS}/{id}.json");
+    check_path(&path, READERS)?;
+    if id.is_empty() || id.contains('/') {
+        return Err(Error::new(
+            ErrorKind::Untrusted,
+            format!("{id:?} is no name for a lease; use letters, digits and . _ + = @ -"),
+        ));
+    }
+    Ok(path)
+}
+
+/// The id of a lease's file name, if it is one.
+#[must_use]
+pub fn parse_lease_name(name: &str) -> Option<&str> {
+    let id = name.strip_suffix(".json")?;
+    lease(id).is_ok().then_some(id)
+}
+
+/// Version and attempt of a claim's file name, if it is one.
+#[must_use]
+pub fn parse_claim_name(name: &str) -> Option<(u64, u32)> {
+    let (version, attempt) = name
+        .strip_prefix("anchor-")?
+        .strip_suffix(".json")?
+        .split_once('-')?;
+    let plain = !attempt.starts_with(['0', '+']);
+    Some((parse_version(version)?, attempt.parse().ok()?)).filter(|_| plain)
+}
+
+/// The version of a collection marker's file name, if it is one.
+#[must_use]
+pub fn parse_collected_name(name: &str) -> Option<u64> {
+    parse_version(name.strip_prefix("collected-")?.strip_suffix(".json")?)
+}
+
 /// The version of a manifest's file name, if it is one.
 #[must_use]
 pub fn parse_manifest_name(name: &str) -> Option<u64> {
-    parse_number(name.strip_suffix(".json")?).filter(|version| *version <= MAX_VERSION)
+    parse_version(name.strip_suffix(".json")?)
+}
+
+fn parse_version(digits: &str) -> Option<u64> {
+    parse_number(digits).filter(|version| *version <= MAX_VERSION)
 }
 
 /// The number of an epoch's file name, if it is one.
@@ -138,6 +190,19 @@ mod tests {
             assert_eq!(parse_manifest_name(other), None, "{other}");
         }
         assert_eq!(parse_epoch_name("epoch-00000000000000000003.json"), Some(3));
+        let claim = anchor_claim(7, 12).replace("control/", "");
+        assert_eq!(parse_claim_name(&claim), Some((7, 12)));
+        assert_eq!(parse_claim_name(&claim.replace("-12", "-012")), None);
+        let marker = collected(7).replace("control/", "");
+        assert_eq!(parse_collected_name(&marker), Some(7));
+        assert_eq!(parse_collected_name(&claim), None);
+        assert_eq!(parse_epoch_name(&marker), None);
+        assert_eq!(lease("a-1").unwrap(), "readers/a-1.json");
+        assert_eq!(parse_lease_name("a-1.json"), Some("a-1"));
+        for other in ["", "a/b", "../x", "a b", "a/../b"] {
+            assert!(lease(other).is_err(), "{other}");
+        }
+        assert_eq!(parse_lease_name(".json"), None);
         assert_eq!(anchor_directory(4, 1), "anchors/4");
         assert_eq!(anchor_directory(4, 2), "anchors/4-2");
     }

@@ -11,7 +11,10 @@
 //! - [`manifest`], [`anchor`]: the JSON records, their limits and checks;
 //! - [`epoch`], [`commit`]: how a version comes to exist;
 //! - [`head`], [`chain`]: how a reader finds it and what it checks first;
-//! - [`sign`], [`keyfile`], [`trust`]: who wrote it, and whom a reader believes.
+//! - [`sign`], [`keyfile`], [`trust`]: who wrote it, and whom a reader believes;
+//! - [`lease`]: what a reader asks to be left in place;
+//! - [`control`], [`retention`], [`collect`], [`sweep`], with the storage operations of
+//!   [`housekeeping`]: how old versions go.
 //!
 //! Nothing here reads a clock or draws a random number: write ids and times come from the
 //! caller, so a run can be repeated exactly. The clients below `remote` do both, to sign requests and to
@@ -20,33 +23,43 @@
 #![forbid(unsafe_code)]
 
 pub mod anchor;
+mod boundary;
 mod cache;
 pub mod chain;
+pub mod collect;
 pub mod commit;
+pub mod control;
 pub mod download;
 pub mod epoch;
 pub mod error;
 pub mod head;
 pub mod hex;
+pub mod housekeeping;
 pub mod keyfile;
 pub mod layout;
+pub mod lease;
 pub mod location;
 pub mod manifest;
 pub mod options;
 mod pieces;
 mod ranges;
 mod remote;
+pub mod retention;
 mod runtime;
 pub mod sign;
 pub mod store;
+pub mod sweep;
 pub mod trust;
 pub mod upload;
 
 pub use anchor::{AnchorFiles, AnchorRecord};
 pub use chain::{validate_chain, ChainStart, Link};
+pub use collect::{collect, Collected, Settings};
+pub use control::Control;
 pub use download::Download;
 pub use error::{Error, ErrorKind, Result};
 pub use hex::{Blake3, Hex, State, WriteId};
+pub use lease::{HeldLease, Lease};
 pub use location::Location;
 pub use manifest::{Manifest, ObjectRef, VersionRef};
 pub use options::{CacheOptions, Credentials, StoreOptions};

@@ -34,7 +34,8 @@ pub enum Created {
     Now,
     /// An attempt was reported as failed, but reading back showed these very bytes.
     Recovered,
-    /// The name was taken by other bytes; they are given unless they are too large to be a record.
+    /// The name was taken by other bytes; they are given unless they are too large to be a record, or
+    /// gone already.
     Taken(Option<Vec<u8>>),
 }
 
@@ -332,6 +333,10 @@ impl Store {
                 kind: ErrorKind::Limit,
                 ..
             }) => Ok(Created::Taken(None)),
+            // It was there, and was collected since.
+            Ok(None) if matches!(error, object_store::Error::AlreadyExists { .. }) => {
+                Ok(Created::Taken(None))
+            }
             Ok(None) | Err(_) => Err(store_error(&error, path)),
         }
     }
@@ -429,7 +434,7 @@ impl Store {
         )
     }
 
-    fn check_lists(&self) -> Result<()> {
+    pub(crate) fn check_lists(&self) -> Result<()> {
         if self.lists() {
             return Ok(());
         }

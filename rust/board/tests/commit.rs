@@ -201,7 +201,8 @@ fn a_manifest_that_readers_would_refuse_is_not_committed() {
     wrong_base.base_state = Some(state(99));
     assert_eq!(kind(wrong_base), ErrorKind::BrokenChain);
 
-    assert_eq!(kind(next(&start, 4, 1)), ErrorKind::BrokenChain);
+    // Its parent says that this writer is fenced.
+    assert_eq!(kind(next(&start, 4, 1)), ErrorKind::Conflict);
 
     let mut other_run = next(&start, 5, 1);
     other_run.run = "other".into();

@@ -53,7 +53,7 @@ fn the_head_is_found_from_any_hint() {
 }
 
 #[test]
-fn a_board_whose_beginning_is_gone_is_found_by_listing_once() {
+fn a_board_whose_beginning_is_gone_is_found_by_listing() {
     let (store, faults) = faulty();
     fill(&store, 0, 20, 0);
     for version in 0..15 {
@@ -61,6 +61,11 @@ fn a_board_whose_beginning_is_gone_is_found_by_listing_once() {
     }
     store.delete(layout::LATEST).unwrap();
     faults.lists.store(0, Ordering::SeqCst);
+    assert_eq!(head(&store, None).unwrap(), Some(20));
+    // No marker says where it begins, so that the manifests themselves are listed.
+    assert_eq!(faults.lists.load(Ordering::SeqCst), 2);
+    faults.lists.store(0, Ordering::SeqCst);
+    deltawire_board::control::mark(&store, 15, deltawire_board::Hex([1; 16]), 0).unwrap();
     assert_eq!(head(&store, None).unwrap(), Some(20));
     assert_eq!(faults.lists.load(Ordering::SeqCst), 1);
     // A reader that slept through the collection.

@@ -107,6 +107,12 @@ impl BoardStore {
         self.store.url()
     }
 
+    /// Whether objects can be listed; those of a web server cannot.
+    #[getter]
+    fn lists(&self) -> bool {
+        self.store.lists()
+    }
+
     fn read<'py>(
         &self,
         py: Python<'py>,

@@ -1,11 +1,12 @@
 //! The extension module `deltawire._native`: conversion and error mapping only.
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
-//! back), [`compose`] and [`state`] digests; the board crate's in [`board`], keys in [`trust`]. Long work
-//! runs without the GIL.
+//! back), [`compose`] and [`state`] digests; the board crate's in [`board`] and [`collect`], keys in
+//! [`trust`]. Long work runs without the GIL.
 
 mod board;
 mod buffer;
+mod collect;
 mod compose;
 mod delta;
 mod errors;
@@ -42,5 +43,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;
     trust::register(module)?;
-    board::register(module)
+    board::register(module)?;
+    collect::register(module)
 }

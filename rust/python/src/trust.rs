@@ -119,13 +119,17 @@ impl SigningKey {
 
 /// The keys that a reader of one board believes.
 #[pyclass(frozen, module = "deltawire._native")]
-struct Keyring {
+pub(crate) struct Keyring {
     ring: Mutex<trust::Keyring>,
 }
 
 impl Keyring {
     fn with<T>(&self, work: impl FnOnce(&mut trust::Keyring) -> T) -> T {
         work(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn copy(&self) -> trust::Keyring {
+        self.with(|ring| ring.clone())
     }
 }
 

@@ -1,6 +1,9 @@
 //! What the tests share: scratch directories, manifests, and a store that misbehaves on demand.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod boards;
+pub mod tap;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};

@@ -1,0 +1,55 @@
+"""One attempt at a version, and what is undone when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import DeltawireError, VersionConflict
+
+if TYPE_CHECKING:
+    from .. import _native
+
+
+@dataclass
+class Attempt:
+    """Objects of one attempt at a version, removed again unless it was committed."""
+
+    store: _native.BoardStore
+    version: int
+    write_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    paths: list[str] = field(default_factory=list)
+    uploads: list[_native.BoardUpload] = field(default_factory=list)
+    commit_begun: bool = False
+    is_manifest: bool = True
+
+    def opened(self, upload: _native.BoardUpload, path: str) -> None:
+        """Remember an upload."""
+        self.paths.append(path)
+        self.uploads.append(upload)
+
+    def undo(self, error: BaseException) -> None:
+        """Remove what may be removed. The first error matters more than one in here."""
+        for upload in self.uploads:
+            upload.abort()
+        with contextlib.suppress(DeltawireError):
+            if self.commit_begun and self.is_manifest:
+                # Also after Ctrl-C: the version may exist, then its objects stay.
+                self.store.discard(self.version, self.write_id, self.paths)
+            elif not self.commit_begun or isinstance(error, VersionConflict):
+                for path in self.paths:
+                    self.store.delete(path)
+
+
+@contextlib.contextmanager
+def attempted(store: _native.BoardStore, version: int) -> Iterator[Attempt]:
+    """An attempt that is undone if the block fails."""
+    attempt = Attempt(store, version)
+    try:
+        yield attempt
+    except BaseException as error:
+        attempt.undo(error)
+        raise
