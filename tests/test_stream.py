@@ -163,6 +163,8 @@ def test_a_known_base_state_changes_nothing_else(profile: Profile) -> None:
     assert stats.changed == want.changed
     # The state stands in the header instead of the index.
     assert abs(stats.bytes - want.bytes) < 8
+    assert len(stats.record_hashes) == 32 * (stats.chunks + 2)
+    assert "record_hashes" not in stats.as_dict()
     info = dw.inspect(known.getvalue())
     assert (info.base_state, info.result_state) == (before, after)
     target = {name: array.copy() for name, array in OLD.items()}

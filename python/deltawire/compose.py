@@ -66,7 +66,7 @@ def compose(
             tensors = stack.enter_context(opened_tensors(base))
             matrices = [_matrix(tensors, entry) for entry in first["tensors"]]
         out = stack.enter_context(opened_sink(sink))
-        size, changed, chunks, base_state, result_state = _native.compose(
+        size, changed, chunks, base_state, result_state, hashes = _native.compose(
             out, opened, matrices, profile, threads, progress
         )
     return DeltaStats(
@@ -78,6 +78,7 @@ def compose(
         base_state=None if base_state is None else bytes(base_state),
         result_state=None if result_state is None else bytes(result_state),
         seconds=time.perf_counter() - begun,
+        record_hashes=bytes(hashes),
     )
 
 

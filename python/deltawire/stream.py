@@ -291,7 +291,7 @@ class StreamWriter:
             self._opened.__exit__(kind, error, trace)
             return
         try:
-            size, changed, chunks, base_state, result_state = self._native.finish()
+            size, changed, chunks, base_state, result_state, hashes = self._native.finish()
         except BaseException as failure:
             self._opened.__exit__(type(failure), failure, failure.__traceback__)
             raise
@@ -310,6 +310,7 @@ class StreamWriter:
             base_state=None if base_state is None else bytes(base_state),
             result_state=None if result_state is None else bytes(result_state),
             seconds=time.perf_counter() - self._begun,
+            record_hashes=bytes(hashes),
         )
 
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 #: A state digest of 16 bytes. A name of its own, since some records have a field ``bytes``.
 StateDigest = bytes
+#: 32 bytes a record.
+RecordHashes = bytes
 
 #: What a writer optimises for: size, speed, or independence of the base.
 Profile = Literal["compact", "fast", "overwrite"]
@@ -30,7 +32,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        shown = [f.name for f in dataclasses.fields(value) if f.metadata.get("shown", True)]
+        return {name: _plain(getattr(value, name)) for name in shown}
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -101,8 +104,11 @@ class DeltaStats(Sized):
         bytes: bytes of the delta, all headers counted.
         chunks: tiles with changes.
         base_state: state digest of the base; None where a tensor's base was not given.
-        result_state: state digest after the delta; None likewise.
+        result_state: state digest after the delta; None likewise. Of shards, both are sums over
+            what was added; those of all ranks add up (``deltawire.digest.combine``).
         seconds: wall time.
+        record_hashes: BLAKE3 of the header, of each chunk, and of index and trailer together, 32
+            bytes each: what who reads parts of a stored delta checks them with.
     """
 
     elements: int
@@ -113,6 +119,7 @@ class DeltaStats(Sized):
     base_state: StateDigest | None
     result_state: StateDigest | None
     seconds: float
+    record_hashes: RecordHashes = field(repr=False, metadata={"shown": False})
 
 
 @dataclass(frozen=True)

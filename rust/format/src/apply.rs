@@ -13,7 +13,7 @@ use crate::permits::Permits;
 use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
 use crate::scratch::Pool;
-use crate::shard::{check_matrix, holds, is_whole, start_of};
+use crate::shard::{check_matrix, is_whole, start_of};
 use crate::table::Tensor;
 use crate::with_word;
 
@@ -199,7 +199,7 @@ pub fn plan<R: ReadAt>(
     let whole: Vec<bool> = target.iter().map(is_whole).collect();
     let all_whole = whole.iter().all(|&whole| whole);
     let mut tasks = tasks(delta, full)
-        .filter(|&(t, tile, _)| holds(&tensors[t as usize], &target[t as usize], tile))
+        .filter(|&(t, tile, _)| tensors[t as usize].holds(&target[t as usize], tile))
         .peekable();
     let window = TILES_PER_THREAD * pool.current_num_threads();
     let mut plan = Plan {

@@ -89,11 +89,13 @@ pub(crate) fn held_tiles<'a>(
     entry: &'a Tensor,
     matrix: &'a Matrix<'_>,
 ) -> impl Iterator<Item = u32> + 'a {
-    (0..entry.tiles()).filter(move |&tile| holds(entry, matrix, tile))
+    (0..entry.tiles()).filter(move |&tile| entry.holds(matrix, tile))
 }
 
-/// Whether a matrix holds all of a tile.
-pub(crate) fn holds(entry: &Tensor, matrix: &Matrix<'_>, tile: u32) -> bool {
-    let place = entry.tile_box(tile);
-    place.is_some_and(|place| matrix.held().contains(&place.block(entry.width)))
+impl Tensor {
+    /// Whether a matrix of this tensor, or a shard of it, holds all of a tile.
+    pub fn holds(&self, matrix: &Matrix<'_>, tile: u32) -> bool {
+        let place = self.tile_box(tile);
+        place.is_some_and(|place| matrix.held().contains(&place.block(self.width)))
+    }
 }

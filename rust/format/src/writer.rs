@@ -14,7 +14,7 @@ use crate::index::{check_order, encode_trailer, sum, ChunkPlace, Index};
 use crate::limits::{Limits, MAX_TENSORS};
 use crate::permits::Permits;
 use crate::scratch::Pool;
-use crate::shard::{check_matrix, held_tiles, holds, is_whole, start_of};
+use crate::shard::{check_matrix, held_tiles, is_whole, start_of};
 use crate::table::Tensor;
 use crate::tile::{self, EncodedTile, TilePick, Work};
 use crate::with_word;
@@ -77,6 +77,8 @@ pub struct Summary {
 }
 
 /// Streams a delta into a sink: header at once, chunks as tensors are added, the rest at the end.
+///
+/// The sink gets whole records, one a call: the header, each chunk, and index and trailer together.
 pub struct Writer<W: Write> {
     sink: W,
     profile: Profile,
@@ -259,7 +261,7 @@ impl<W: Write> Writer<W> {
         }
         let order = tile::order(&entry, found.positions);
         if let Some(base) = &found.base {
-            if let Some(pick) = order.iter().find(|pick| !holds(&entry, base, pick.0)) {
+            if let Some(pick) = order.iter().find(|pick| !entry.holds(base, pick.0)) {
                 return wrong(format!("tile {} has changes outside the shard", pick.0));
             }
             self.note_shard(&entry, base)?;
@@ -323,10 +325,7 @@ impl<W: Write> Writer<W> {
         };
         check_matrix(entry, &pair.base)?;
         check_matrix(entry, &pair.new)?;
-        if ![&pair.base, &pair.new]
-            .iter()
-            .all(|m| holds(entry, m, tile))
-        {
+        if ![&pair.base, &pair.new].iter().all(|m| entry.holds(m, tile)) {
             let message = format!("tile {tile} is not in the shard");
             return Err(Error::new(Kind::Layout, message).of(&entry.name));
         }
@@ -437,13 +436,12 @@ impl<W: Write> Writer<W> {
     }
 
     fn write_end(mut self, base: Option<Digest>, result: Option<Digest>) -> Result<(W, Summary)> {
-        let index = self.index.encode(&self.limits)?;
-        let trailer = encode_trailer(index.len() as u32);
-        self.sink.write_all(&index)?;
-        self.sink.write_all(&trailer)?;
+        let mut end = self.index.encode(&self.limits)?;
+        end.extend_from_slice(&encode_trailer(end.len() as u32));
+        self.sink.write_all(&end)?;
         self.sink.flush()?;
         let summary = Summary {
-            bytes: self.offset + (index.len() + trailer.len()) as u64,
+            bytes: self.offset + end.len() as u64,
             changed: self.index.changed,
             chunks: self.index.chunks.len() as u64,
             base_state: base,

@@ -1,7 +1,5 @@
 //! Folding deltas into one.
 
-use std::io::BufWriter;
-
 use deltawire_format::{Delta as Opened, Profile};
 use deltawire_kernels::Matrix;
 use pyo3::exceptions::PyValueError;
@@ -11,8 +9,8 @@ use crate::buffer::matrices;
 use crate::delta::{Delta, Source};
 use crate::errors::{report, to_python};
 use crate::pool::pool;
-use crate::sink::PySink;
-use crate::writer::{summary_tuple, SummaryTuple, BUFFER};
+use crate::sink::Records;
+use crate::writer::{summary_tuple, SummaryTuple};
 
 /// Writes the delta that does what `deltas` do one after the other; `base` holds a matrix a table entry.
 #[pyfunction]
@@ -32,12 +30,12 @@ pub(crate) fn compose(
         .as_ref()
         .map(|held| held.iter().map(|m| m.matrix()).collect());
     let pool = pool(threads)?;
-    let sink = BufWriter::with_capacity(BUFFER, PySink::new(sink));
+    let sink = Records::new(sink);
     let deltas: Vec<&Opened<Source>> = deltas.iter().map(|d| &d.get().delta).collect();
     let done = py.detach(|| {
         let report = |bytes| report(progress.as_ref(), bytes);
         deltawire_format::compose::compose(&deltas, views.as_deref(), profile, sink, &pool, report)
     });
-    done.map(|(_, summary)| summary_tuple(&summary))
+    done.map(|done| summary_tuple(py, done))
         .map_err(|e| to_python(py, e))
 }

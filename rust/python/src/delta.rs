@@ -212,6 +212,23 @@ impl Delta {
         })
     }
 
+    /// Number, offset and length of each chunk that these byte matrices need, one a table entry.
+    fn needed(&self, target: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<(usize, u64, u32)>> {
+        if target.len() != self.tensors.len() {
+            return Err(PyValueError::new_err("one array a table entry is needed"));
+        }
+        let held = matrices(&target)?;
+        let views: Vec<Matrix<'_>> = held.iter().map(|m| m.matrix()).collect();
+        let places = self.delta.index.chunks.iter().enumerate();
+        Ok(places
+            .filter(|(_, place)| {
+                let t = place.tensor as usize;
+                self.tensors[t].holds(&views[t], place.tile)
+            })
+            .map(|(i, place)| (i, place.offset, place.length))
+            .collect())
+    }
+
     /// Checks all of the delta against byte matrices, one a table entry, without writing.
     ///
     /// `aliases` names for each entry the earlier one whose memory it is, if any.

@@ -1,7 +1,6 @@
 //! `Writer`: a delta, front to back, into a Python sink.
 
 use std::collections::BTreeMap;
-use std::io::BufWriter;
 
 use deltawire_format::writer::{Found, Pair, Partitioned, Summary};
 use deltawire_format::{with_word, Header, Limits, Profile, Tensor, Tiling};
@@ -9,24 +8,29 @@ use deltawire_kernels::Digest;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::buffer::ByteMatrix;
 use crate::errors::{report, to_python};
 use crate::partition::{from_parts, to_parts, Parts, PartsOut};
 use crate::pool::pool;
-use crate::sink::PySink;
-
-/// Bytes collected before the sink is called.
-pub(crate) const BUFFER: usize = 1 << 20;
+use crate::sink::Records;
 
 /// Name, dtype, shape, and tile shape if not the default.
 type TensorSpec = (String, String, Vec<u64>, Option<[u64; 2]>);
 /// Index in the table, elements before, elements after.
 type PairSpec<'py> = (u32, Bound<'py, PyAny>, Bound<'py, PyAny>);
-/// Bytes, changed elements, chunks, base state, result state.
-pub(crate) type SummaryTuple = (u64, u64, u64, Option<[u8; 16]>, Option<[u8; 16]>);
+/// Bytes, changed elements, chunks, base state, result state, BLAKE3 of each record.
+pub(crate) type SummaryTuple = (
+    u64,
+    u64,
+    u64,
+    Option<[u8; 16]>,
+    Option<[u8; 16]>,
+    Py<PyBytes>,
+);
 
-type Inner = deltawire_format::Writer<BufWriter<PySink>>;
+type Inner = deltawire_format::Writer<Records>;
 
 #[pyclass(module = "deltawire._native")]
 pub(crate) struct Writer {
@@ -42,13 +46,17 @@ pub(crate) fn bytes16(digest: Option<Digest>) -> Option<[u8; 16]> {
     digest.map(Digest::to_bytes)
 }
 
-pub(crate) fn summary_tuple(summary: &Summary) -> SummaryTuple {
+pub(crate) fn summary_tuple(
+    py: Python<'_>,
+    (records, summary): (Records, Summary),
+) -> SummaryTuple {
     (
         summary.bytes,
         summary.changed,
         summary.chunks,
         bytes16(summary.base_state),
         bytes16(summary.result_state),
+        PyBytes::new(py, &records.into_hashes()).unbind(),
     )
 }
 
@@ -98,7 +106,7 @@ impl Writer {
             }
             Err(error) => {
                 // What the buffer still holds is not pushed into a sink that is given up.
-                let _ = inner.into_sink().into_parts();
+                inner.into_sink().abandon();
                 Err(to_python(py, error))
             }
         }
@@ -145,7 +153,7 @@ impl Writer {
             tensors: build_tensors(py, tensors, &tiling)?,
             ..Header::default()
         };
-        let sink = BufWriter::with_capacity(BUFFER, PySink::new(sink));
+        let sink = Records::new(sink);
         let inner =
             deltawire_format::Writer::new(sink, header, profile, Limits::default(), pool(threads)?)
                 .map_err(|e| to_python(py, e))?;
@@ -266,17 +274,16 @@ impl Writer {
     /// Writes index and trailer.
     fn finish(&mut self, py: Python<'_>) -> PyResult<SummaryTuple> {
         let inner = self.inner.take().ok_or_else(gone)?;
-        let summary: Summary = py
+        let done = py
             .detach(move || inner.finish())
-            .map_err(|e| to_python(py, e))?
-            .1;
-        Ok(summary_tuple(&summary))
+            .map_err(|e| to_python(py, e))?;
+        Ok(summary_tuple(py, done))
     }
 
     /// Drops the delta: nothing more reaches the sink.
     fn abandon(&mut self) {
         if let Some(inner) = self.inner.take() {
-            let _ = inner.into_sink().into_parts();
+            inner.into_sink().abandon();
         }
     }
 }
