@@ -1,4 +1,4 @@
-"""What the README shows, runs.
+"""What the README and docs/testing.md show, runs.
 
 Python blocks run as they stand. Lines ``$ deltawire ...`` of console blocks run one after the
 other in one directory that holds two checkpoints, ``step-0`` and ``step-1``; where output follows,
@@ -69,8 +69,12 @@ def of_language(page: Path, language: str) -> list[Block]:
 
 @pytest.mark.parametrize(
     "block",
-    of_language(ROOT / "README.md", "python"),
-    ids=lambda block: f"line-{block.line}",
+    [
+        block
+        for page in ("README.md", "docs/testing.md")
+        for block in of_language(ROOT / page, "python")
+    ],
+    ids=lambda block: f"{block.page.stem}-{block.line}",
 )
 def test_python_block_runs(block: Block, tmp_path: Path) -> None:
     """In a process of its own, in an empty directory."""
@@ -82,7 +86,7 @@ def test_python_block_runs(block: Block, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"README.md:{block.line}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{block.page.name}:{block.line}\n{done.stdout}{done.stderr}"
 
 
 def shown(output: str) -> re.Pattern[str]:

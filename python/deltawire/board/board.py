@@ -13,6 +13,7 @@ from .. import _native
 from ..errors import WrongVersion
 from .background import AnchorSettings
 from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
+from ..testing import FaultPlan
 from .fetch import check_file
 from .follower import Follower
 from .lease import Lease, read_leases
@@ -39,6 +40,7 @@ class Board:
         trust: keys that must have signed what is read, by every method here and by all who use
             this board; None: signatures are ignored.
         options: of a remote store; others have none.
+        faults: for tests: what goes wrong with the store on purpose.
 
     Raises:
         StoreError: an unknown scheme, no board or bucket there, or it cannot be reached.
@@ -51,8 +53,10 @@ class Board:
         create: bool = False,
         trust: Trust | None = None,
         options: StoreOptions | None = None,
+        faults: FaultPlan | None = None,
     ) -> None:
-        self._store = _native.BoardStore(os.fspath(url), create, options)
+        native = None if faults is None else faults.native
+        self._store = _native.BoardStore(os.fspath(url), create, options, native)
         self._records = Records(self._store, self._store.url, trust)
         self._options = options
         self._known: int | None = None

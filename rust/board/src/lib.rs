@@ -14,7 +14,8 @@
 //! - [`sign`], [`keyfile`], [`trust`]: who wrote it, and whom a reader believes;
 //! - [`lease`]: what a reader asks to be left in place;
 //! - [`control`], [`retention`], [`collect`], [`sweep`], with the storage operations of
-//!   [`housekeeping`]: how old versions go.
+//!   [`housekeeping`]: how old versions go;
+//! - [`faults`]: a store that misbehaves on purpose, for tests.
 //!
 //! Nothing here reads a clock or draws a random number: write ids and times come from the
 //! caller, so a run can be repeated exactly. The clients below `remote` do both, to sign requests and to
@@ -32,6 +33,7 @@ pub mod control;
 pub mod download;
 pub mod epoch;
 pub mod error;
+pub mod faults;
 pub mod head;
 pub mod hex;
 pub mod housekeeping;
@@ -58,6 +60,7 @@ pub use collect::{collect, Collected, Settings};
 pub use control::Control;
 pub use download::Download;
 pub use error::{Error, ErrorKind, Result};
+pub use faults::FaultPlan;
 pub use hex::{Blake3, Hex, State, WriteId};
 pub use lease::{HeldLease, Lease};
 pub use location::Location;

@@ -14,6 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload}
 use crate::cache;
 use crate::download::Download;
 use crate::error::{explain, root_cause, store_error, Error, ErrorKind, Result};
+use crate::faults::{FaultPlan, FaultyStore};
 use crate::hex::Blake3;
 use crate::layout::LATEST;
 use crate::location::{Bucket, Cloud, Location};
@@ -55,6 +56,27 @@ pub struct Store {
 enum Backend {
     Near(Arc<dyn ObjectStore>),
     Remote(Arc<RemoteClient>),
+    Faulty(Box<Backend>, Arc<FaultPlan>),
+}
+
+impl Backend {
+    fn client(&self) -> Result<Arc<dyn ObjectStore>> {
+        Ok(match self {
+            Self::Near(store) => Arc::clone(store),
+            Self::Remote(client) => client.get()?,
+            Self::Faulty(backend, plan) => {
+                Arc::new(FaultyStore::new(backend.client()?, Arc::clone(plan)))
+            }
+        })
+    }
+
+    fn is_remote(&self) -> bool {
+        match self {
+            Self::Near(_) => false,
+            Self::Remote(_) => true,
+            Self::Faulty(backend, _) => backend.is_remote(),
+        }
+    }
 }
 
 impl Store {
@@ -100,6 +122,15 @@ impl Store {
             web: false,
             options: Arc::default(),
         })
+    }
+
+    /// The same board, with faults before its store, from the next operation on. It then counts as one
+    /// that others run: writes that failed may still land.
+    #[must_use]
+    pub fn with_faults(mut self, plan: Arc<FaultPlan>) -> Self {
+        self.backend = Backend::Faulty(Box::new(self.backend), plan);
+        self.settles = false;
+        self
     }
 
     fn open_remote(bucket: Bucket, prefix: &str, url: &str, options: StoreOptions) -> Result<Self> {
@@ -225,7 +256,7 @@ impl Store {
     }
 
     pub(crate) fn is_remote(&self) -> bool {
-        matches!(self.backend, Backend::Remote(_))
+        self.backend.is_remote()
     }
 
     pub(crate) fn options(&self) -> &StoreOptions {
@@ -233,10 +264,7 @@ impl Store {
     }
 
     pub(crate) fn object_store(&self) -> Result<Arc<dyn ObjectStore>> {
-        match &self.backend {
-            Backend::Near(store) => Ok(Arc::clone(store)),
-            Backend::Remote(client) => client.get(),
-        }
+        self.backend.client()
     }
 
     /// An object to be read in ranges.

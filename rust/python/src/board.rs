@@ -2,7 +2,7 @@
 //!
 //! Records cross as their JSON bytes, digests as hexadecimal text.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use deltawire_board::commit::{commit_signed, discard};
 use deltawire_board::head::{head, Hint};
@@ -16,6 +16,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::faults::FaultPlan;
 use crate::options::GivenOptions;
 use crate::trust::SigningKey;
 
@@ -89,16 +90,20 @@ impl BoardStore {
 #[pymethods]
 impl BoardStore {
     #[new]
-    #[pyo3(signature = (url, create, options=None))]
+    #[pyo3(signature = (url, create, options=None, faults=None))]
     fn new(
         py: Python<'_>,
         url: &str,
         create: bool,
         options: Option<GivenOptions>,
+        faults: Option<&Bound<'_, FaultPlan>>,
     ) -> PyResult<Self> {
         let options = options.map(StoreOptions::from).unwrap_or_default();
         let shown = without_secrets(url);
-        let store = detached(py, &shown, || Store::open_with(url, create, options))?;
+        let mut store = detached(py, &shown, || Store::open_with(url, create, options))?;
+        if let Some(faults) = faults {
+            store = store.with_faults(Arc::clone(&faults.get().plan));
+        }
         Ok(Self { store })
     }
 

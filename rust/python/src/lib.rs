@@ -2,7 +2,7 @@
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
 //! back), [`compose`] and [`state`] digests; the board crate's in [`board`] and [`collect`], keys in
-//! [`trust`]. Long work runs without the GIL.
+//! [`trust`], tests' [`faults`]. Long work runs without the GIL.
 
 mod board;
 mod buffer;
@@ -10,6 +10,7 @@ mod collect;
 mod compose;
 mod delta;
 mod errors;
+mod faults;
 mod options;
 mod partition;
 mod pool;
@@ -43,6 +44,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compose::compose, module)?)?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;
+    module.add_class::<faults::FaultPlan>()?;
     trust::register(module)?;
     board::register(module)?;
     collect::register(module)
