@@ -1,79 +1,57 @@
-"""A publisher that is killed at any moment: what is committed is whole, the rest is not there.
+"""Publishers and pulls that are killed at any moment, hundreds of times.
+
+What is committed is whole, the rest is not there, and a directory knows what it holds.
 
 And what publishing and following hold in memory does not follow the model's size.
 """
 
 from __future__ import annotations
 
-import random
+import json
+import shutil
 import subprocess
 import sys
-import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import deltawire as dw
-from board_runs import model, publish, same, stored, zeros
+from board_runs import holds, model, publish, same, stored, zeros
 from kept import reopened
+from kill_server import kill_server
 from store_servers import S3
-
-TESTS = str(Path(__file__).parent)
-
-PUBLISH = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import deltawire as dw
-from board_runs import model
-from store_servers import quick_options
-
-endpoint = sys.argv[3] if len(sys.argv) > 3 else None
-board = dw.Board(sys.argv[2], options=quick_options(endpoint=endpoint))
-publisher = board.publisher()
-print("ready", flush=True)
-while True:
-    head = board.head()
-    publisher.publish(head + 1, base=model(head), new=model(head + 1))
-    if head % 4 == 3:
-        publisher.publish_anchor(head + 1, model(head + 1), max_shard_bytes=9000)
-"""
 
 
 @pytest.mark.parametrize("kind", ["path", "s3"])
 def test_a_publisher_killed_at_random_moments(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
+    endpoint = ""
     if kind == "path":
-        board, kills = dw.Board(tmp_path / "board", create=True), 20
-        words = [TESTS, board.url]
+        board, kills = dw.Board(tmp_path / "board", create=True), 200
     else:
         s3: S3 = request.getfixturevalue("s3")
-        board, kills = s3.board(), 10
-        words = [TESTS, board.url, s3.endpoint]
+        board, kills, endpoint = s3.board(), 50, s3.endpoint
     publish(board, 0)
-    moments = random.Random(7)
     served = zeros(model())
     follower = reopened(board).follower(served)
-    for _ in range(kills):
-        child = subprocess.Popen([sys.executable, "-c", PUBLISH, *words], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        time.sleep(moments.uniform(0, 0.2))
-        child.kill()
-        child.wait()
-        child.stdout.close()
-        # A reader of before and a new one see the same versions, with the right bits.
-        board = reopened(board)
-        head = board.head()
-        assert head is not None
-        follower.advance()
-        assert follower.version == head
-        assert same(served, model(head))
-        late = zeros(model())
-        board.follower(late).advance()
-        assert same(late, served)
-    assert head > 5
+    with kill_server(seed=7) as server:
+        while server.kills < kills:
+            server.kill_one("publish", board.url, endpoint)
+            # A reader of before and a new one see the same versions, with the right bits.
+            board = reopened(board)
+            head = board.head()
+            assert head is not None
+            follower.advance()
+            assert follower.version == head
+            assert same(served, model(head))
+            late = zeros(model())
+            board.follower(late).advance()
+            assert same(late, served)
+    assert server.kills == kills
+    assert head > kills // 10
     log = board.log()
     assert [manifest.version for manifest in log] == list(range(head, -1, -1))
     # Every anchor that a record lists is whole, whatever became of the attempts before it.
@@ -84,6 +62,50 @@ def test_a_publisher_killed_at_random_moments(
         assert same(start, model(manifest.version))
     listed = {item.path for manifest in log for item in manifest.objects}
     assert listed <= set(stored(board))
+
+
+@pytest.mark.parametrize("kind", ["path", "s3"])
+def test_a_pull_killed_at_random_moments(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """A directory of one version, or one that says that it is torn, or none; and it is repaired."""
+    endpoint = ""
+    if kind == "path":
+        board, kills = dw.Board(tmp_path / "board", create=True), 200
+    else:
+        s3: S3 = request.getfixturevalue("s3")
+        board, kills, endpoint = s3.board(), 50, s3.endpoint
+    publish(board, 5)
+    with board.publisher() as publisher:
+        publisher.publish_anchor(3, model(3))
+    (tmp_path / "out").mkdir()
+    directory = tmp_path / "out" / "pulled"
+    found: Counter[str] = Counter()
+    with kill_server(seed=8) as server:
+        while server.kills < kills:
+            server.kill_one("pull", board.url, endpoint, str(directory))
+            if not directory.exists():
+                found["none"] += 1
+                continue
+            state = json.loads((directory / "deltawire.json").read_text())
+            if state["pending"] is None:
+                found["whole"] += 1
+                assert holds(directory, state["version"])
+            else:
+                found["torn"] += 1
+            if server.kills % 10 == 0:
+                board.pull(directory, threads=1)
+                assert holds(directory, 5)
+                shutil.rmtree(directory)
+    assert server.kills == kills
+    assert found["whole"] > kills // 10
+    assert found["torn"] + found["none"] > 0
+    # A pull into the same name removes what those before have left and is known to be theirs.
+    shutil.rmtree(directory, ignore_errors=True)
+    board.pull(directory, threads=1)
+    assert holds(directory, 5)
+    left = [path for path in directory.parent.iterdir() if path != directory]
+    assert not [path for path in left if (path / "deltawire.json").exists()]
 
 
 MEASURE = """

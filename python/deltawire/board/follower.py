@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..digest import state_digest
 from ..errors import DeltawireError, TargetError, WrongBase
 from .anchor import AnchorLoader
+from .fetch import Progress
 from .lease import LeaseHolder
 from .manifest import Manifest
 from .overtaken import retried
@@ -152,10 +153,13 @@ class Follower:
         self.stage(to)
         return self.commit()
 
-    def stage(self, to: int | None = None) -> list[int]:
+    def stage(self, to: int | None = None, *, progress: Progress | None = None) -> list[int]:
         """Fetch and check all that is needed for version ``to``; the target is only read.
 
         Replaces what was staged before. Errors are those of :meth:`advance`.
+
+        Args:
+            progress: called with the number of bytes of deltas just fetched.
 
         Returns:
             The versions that :meth:`commit` will write.
@@ -167,9 +171,9 @@ class Follower:
             self._keep_lease(newest.version)
             self._watch.check_age()
             return []  # what most polls find
-        return retried(self._board, lambda oldest: self._stage(to, oldest), self.discard)
+        return retried(self._board, lambda oldest: self._stage(to, oldest, progress), self.discard)
 
-    def _stage(self, to: int | None, oldest: int) -> list[int]:
+    def _stage(self, to: int | None, oldest: int, progress: Progress | None) -> list[int]:
         # The lease comes first: an old head is no reason to lose what is held.
         path = self._leased(self._find(to, oldest), to)
         self._watch.see(path.goal, newest=to is None)
@@ -189,6 +193,7 @@ class Follower:
                 threads=self._threads,
                 spool=self._spool,
                 partial=self._partial,
+                progress=progress,
             )
             try:
                 if loader is None:

@@ -13,7 +13,8 @@ use object_store::{
     PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
-use super::plan::{Fault, FaultPlan, Operation, Rule};
+use super::kinds::{Fault, Operation};
+use super::plan::{FaultPlan, Rule};
 
 /// A store that asks a plan before each operation.
 #[derive(Debug, Clone)]
