@@ -2,8 +2,8 @@
 
 The model knows the bits of everything that anybody ever tried to publish, and what was seen
 committed. Rules do one thing each to the board through a plan of faults of the actor's own;
-``observe`` looks at the board without faults afterwards. Collection would be one more rule, and
-raise ``retained``.
+``observe`` looks at the board without faults afterwards. What lies below the boundary of a
+collection may be there or not.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import strategies as st
@@ -30,6 +32,8 @@ FAULTS += ["crash", "crash-after"]
 #: What a fault may lead to; anything else is a defect.
 PUBLISHING = (dw.StoreError, dw.VersionConflict, dw.WrongBase, dw.WrongVersion, dw.UntrustedDelta)
 READING = (dw.StoreError, dw.UntrustedDelta)
+#: Beyond the grace that leases have for clocks that disagree, and within.
+SKEWS = [0, 0, 0, -4000, -100, 100, 4000]
 
 
 @st.composite
@@ -67,6 +71,8 @@ class Reader:
     plan: FaultPlan
     follower: dw.Follower
     target: Arrays
+    #: Whether a lease protects what it holds.
+    leased: bool = False
 
 
 @dataclass
@@ -78,6 +84,7 @@ class Totals:
     injected: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     versions: int = 0
+    collected: int = 0
 
 
 class BoardMachine(RuleBasedStateMachine):
@@ -94,6 +101,8 @@ class BoardMachine(RuleBasedStateMachine):
         self.contents: dict[bytes, Arrays] = {}
         #: Version -> manifest digest and state, of all that were ever seen.
         self.versions: dict[int, tuple[str, bytes]] = {}
+        self.boundary = 0
+        self.leases = 0
 
     # --- The board -----------------------------------------------------------------------
 
@@ -136,14 +145,17 @@ class BoardMachine(RuleBasedStateMachine):
         """What a version holds."""
         return self.contents[self.versions[version][1]]
 
-    def retained(self) -> int:
-        """The oldest version that must be readable."""
-        return min(self.versions)
+    def there(self) -> list[int]:
+        """The versions that must be readable."""
+        return sorted(version for version in self.versions if version >= self.boundary)
 
     def observe(self) -> None:
         """Nothing that was there has changed, and what is new was published by somebody."""
         board = self.board()
-        log = {manifest.version: manifest for manifest in board.log()}
+        boundary = board.boundary() or 0
+        assert boundary >= self.boundary
+        self.boundary = boundary
+        log = {m.version: m for m in board.log() if m.version >= boundary}
         for version, manifest in log.items():
             found = (manifest.digest, manifest.result_state)
             if version not in self.versions:
@@ -152,8 +164,8 @@ class BoardMachine(RuleBasedStateMachine):
                 self.totals.versions += 1
                 self.read(version)
             assert self.versions[version] == found, "a version has changed"
-        wanted = range(self.retained(), max(self.versions) + 1) if self.versions else range(0)
-        assert sorted(log) == list(wanted)
+        assert sorted(log) == self.there()
+        assert self.there() == list(range(boundary, max(self.versions, default=-1) + 1))
         assert board.head() == max(self.versions, default=None)
 
     def read(self, version: int) -> None:
@@ -230,7 +242,7 @@ class BoardMachine(RuleBasedStateMachine):
     def add_anchor(self, data: st.DataObject, fault: dict[str, Any] | None) -> None:
         """To a version that exists."""
         self.totals.events["add anchor"] += 1
-        version = data.draw(st.sampled_from(sorted(self.versions)))
+        version = data.draw(st.sampled_from(self.there()))
         writer = self.writers[-1]
         if fault is not None:
             writer.plan.add(**fault)
@@ -256,16 +268,21 @@ class BoardMachine(RuleBasedStateMachine):
     # --- Followers -----------------------------------------------------------------------
 
     @precondition(lambda self: self.versions)
-    @rule(late=st.booleans(), data=st.data())
-    def open_follower(self, late: bool, data: st.DataObject) -> None:
+    @rule(late=st.booleans(), lease=st.booleans(), data=st.data())
+    def open_follower(self, late: bool, lease: bool, data: st.DataObject) -> None:
         """With nothing, or with the bits of a version."""
         self.totals.events["open follower"] += 1
         plan = self.plan()
-        version = None if late else data.draw(st.sampled_from(sorted(self.versions)))
+        version = None if late else data.draw(st.sampled_from(self.there()))
         known = max(self.versions)
         target = zeros(self.arrays(known)) if version is None else copied(self.arrays(version))
-        follower = self.board(plan).follower(target, version=version, threads=1)
+        name = "machine" if lease else None
+        follower = self.board(plan).follower(target, version=version, threads=1, lease=name)
         self.readers = [*self.readers[-2:], Reader(plan, follower, target)]
+        self.leases += lease
+        if lease and late:
+            follower.advance()
+            self.readers[-1].leased = True
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), fault=faults, to_newest=st.booleans())
@@ -274,7 +291,7 @@ class BoardMachine(RuleBasedStateMachine):
         self.totals.events["advance"] += 1
         reader = data.draw(st.sampled_from(self.readers))
         before = reader.follower.version
-        later = [v for v in self.versions if before is None or v >= before]
+        later = [v for v in self.there() if before is None or v >= before]
         to = None if to_newest else data.draw(st.sampled_from(sorted(later)))
         if fault is not None:
             reader.plan.add(**fault)
@@ -313,7 +330,7 @@ class BoardMachine(RuleBasedStateMachine):
         self.totals.events["pull"] += 1
         directory = self.scratch / f"pulled-{number}"
         before = self.pulled(directory)
-        later = [v for v in self.versions if before is None or v >= before]
+        later = [v for v in self.there() if before is None or v >= before]
         to = None if to_newest else data.draw(st.sampled_from(sorted(later)))
         try:
             stats = self.board(self.plan(fault)).pull(directory, version=to, threads=1)
@@ -345,6 +362,46 @@ class BoardMachine(RuleBasedStateMachine):
         self.totals.events["lose disk"] += 1
         shutil.rmtree(self.scratch / f"pulled-{number}", ignore_errors=True)
 
+    # --- Collection ----------------------------------------------------------------------
+
+    @precondition(lambda self: self.versions)
+    @rule(
+        fault=faults,
+        keep=st.integers(1, 4),
+        sweep=st.booleans(),
+        skew=st.sampled_from(SKEWS),
+        dry_run=st.integers(0, 5),
+    )
+    def collect(
+        self, fault: dict[str, Any] | None, keep: int, sweep: bool, skew: int, dry_run: int
+    ) -> None:
+        """By a machine whose clock may be wrong; what has been under way for long has arrived."""
+        self.totals.events["collect"] += 1
+        for plan in self.plans:
+            plan.settle()
+        self.observe()
+        before, head = self.boundary, max(self.versions)
+        clock = time.time_ns() + skew * 1_000_000_000
+        board = self.board(self.plan(fault))
+        with patch("deltawire.board.collect.time.time_ns", lambda: clock):
+            try:
+                stats = board.collect(keep=keep, sweep=sweep, dry_run=dry_run == 5)
+            except READING as error:
+                self.failed(error)
+            else:
+                assert stats.boundary is not None
+                self.totals.collected += 0 if stats.dry_run else stats.versions
+        self.observe()
+        assert self.boundary == before or self.boundary <= max(head - keep + 1, 0)
+        assert dry_run != 5 or self.boundary == before
+        stale = fault is not None and fault["fault"] == "stale-list"
+        for reader in self.readers:
+            version = reader.follower.version
+            if reader.leased and version is not None and abs(skew) < 300 and not stale:
+                assert self.board().find_manifest(version) is not None, "leased, and collected"
+            elif skew or stale:
+                reader.leased = False  # it was taken away
+
     # --- The end -------------------------------------------------------------------------
 
     def teardown(self) -> None:
@@ -370,7 +427,7 @@ class BoardMachine(RuleBasedStateMachine):
             stats = publisher.publish_anchor(None, new)
         self.observe()
         assert max(self.versions) == stats.version
-        for version in self.versions:
+        for version in self.there():
             self.read(version)
         for reader in self.readers:
             reader.plan.clear()

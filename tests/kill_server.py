@@ -66,11 +66,19 @@ def pull(board, directory):
             version = head
             if os.path.exists(directory) and board.pull(directory, threads=1).versions == 0:
                 # At once, as a half removed one is no pull's fault.
-                gone = os.path.join(os.path.dirname(os.path.dirname(directory)), f"gone-{os.getpid()}")
-                os.rename(directory, gone)
+                os.rename(directory, f"{os.path.dirname(directory)}-gone-{os.getpid()}")
                 version = 0
 
-work.update(publish=publish, pull=pull)
+def collect(board, rest):
+    publisher = board.publisher()
+    ready()
+    while True:
+        head = board.head()
+        publisher.publish(head + 1, base=model(head), new=model(head + 1), threads=1)
+        publisher.publish_anchor(head + 1, model(head + 1), threads=1)
+        board.collect(keep=2, sweep=True)
+
+work.update(publish=publish, pull=pull, collect=collect)
 """
 
 

@@ -30,7 +30,7 @@ def test_a_publisher_killed_at_random_moments(
 ) -> None:
     endpoint = ""
     if kind == "path":
-        board, kills = dw.Board(tmp_path / "board", create=True), 200
+        board, kills = dw.Board(tmp_path / "board", create=True), 150
     else:
         s3: S3 = request.getfixturevalue("s3")
         board, kills, endpoint = s3.board(), 50, s3.endpoint
@@ -71,7 +71,7 @@ def test_a_pull_killed_at_random_moments(
     """A directory of one version, or one that says that it is torn, or none; and it is repaired."""
     endpoint = ""
     if kind == "path":
-        board, kills = dw.Board(tmp_path / "board", create=True), 200
+        board, kills = dw.Board(tmp_path / "board", create=True), 150
     else:
         s3: S3 = request.getfixturevalue("s3")
         board, kills, endpoint = s3.board(), 50, s3.endpoint
@@ -106,6 +106,40 @@ def test_a_pull_killed_at_random_moments(
     assert holds(directory, 5)
     left = [path for path in directory.parent.iterdir() if path != directory]
     assert not [path for path in left if (path / "deltawire.json").exists()]
+
+
+def test_collections_killed_at_random_moments(tmp_path: Path) -> None:
+    """From the boundary to the head every version can be read, and readers find a way."""
+    board, kills, boundary = dw.Board(tmp_path / "board", create=True), 100, 0
+    publish(board, 3)
+    served = zeros(model())
+    follower = reopened(board).follower(served)
+    left = 0
+    with kill_server(seed=9) as server:
+        while server.kills < kills:
+            server.kill_one("collect", board.url)
+            board = reopened(board)
+            # No marker before the first collection.
+            head, now = board.head(), board.boundary() or 0
+            assert head is not None
+            assert boundary <= now <= head
+            boundary = now
+            follower.advance()
+            assert follower.version == head
+            assert same(served, model(head))
+            for version in range(boundary, head + 1):
+                late = zeros(model())
+                board.follower(late).advance(version)
+                assert same(late, model(version))
+            # Killed between the boundary and the end.
+            left += len(board.log()) > head - boundary + 1
+    assert server.kills == kills
+    assert left > 0
+    assert boundary > kills // 10
+    with board.publisher() as publisher:
+        publisher.publish_anchor(head + 1, model(head + 1))
+    board.collect(keep=1)
+    assert [manifest.version for manifest in board.log()] == [head + 1]
 
 
 MEASURE = """

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Literal
 
 from .. import _native
 from ..errors import WrongVersion
+from ..testing import FaultPlan
 from .background import AnchorSettings
 from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
-from ..testing import FaultPlan
 from .fetch import check_file
 from .follower import Follower
 from .lease import Lease, read_leases
