@@ -34,7 +34,7 @@ def publish_all(
 
 
 def anchors(board: dw.Board) -> list[int]:
-    return [m.version for m in reversed(board.log()) if find_anchor(board, m) is not None]
+    return [m.version for m in reversed(board.log()) if find_anchor(board, m, m) is not None]
 
 
 def wait_for(board: dw.Board, version: int) -> None:

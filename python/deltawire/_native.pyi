@@ -25,6 +25,7 @@ __all__ = [
     "board_control",
     "board_leases",
     "check_public_key",
+    "compose",
     "default_tile",
     "load_keyring",
     "record_signer",
