@@ -54,6 +54,32 @@ def _absent(dtype: str, shape: tuple[int, ...]) -> TensorView:
     return TensorView(dtype, shape, np.empty((0, cols * ITEMSIZE[dtype]), np.uint8), corner=(0, 0))
 
 
+def matching_views(
+    header: Mapping[str, Any], target: Mapping[str, Any], *, partial: bool
+) -> dict[str, TensorView]:
+    """The target's bytes for each tensor of a delta, in the order of its table.
+
+    Args:
+        header: ``tensors`` of it are used.
+        partial: tensors that the target lacks are shards without elements.
+
+    Raises:
+        LayoutMismatch: a tensor is missing, or has another dtype or shape.
+    """
+    views: dict[str, TensorView] = {}
+    for name, dtype, shape, *_ in header["tensors"]:
+        absent = partial and name not in target
+        view = _absent(dtype, tuple(shape)) if absent else _member(target, name)
+        if (view.dtype, view.shape) != (dtype, tuple(shape)):
+            raise LayoutMismatch(
+                f"is {view.dtype} of shape {list(view.shape)} in the target, but {dtype} of "
+                f"shape {shape} in the delta",
+                tensor=name,
+            )
+        views[name] = view
+    return views
+
+
 class Staged:
     """A delta that is read, checked and proven against a target, ready to commit.
 
@@ -185,19 +211,9 @@ def stage(
                 "the delta leads to another state than the one expected of it; fetch it again",
                 version=header["version"],
             )
-        views: dict[str, TensorView] = {}
-        for name, dtype, shape, *_ in header["tensors"]:
-            view = _absent(dtype, tuple(shape)) if partial and name not in target else None
-            view = view or _member(target, name)
-            if (view.dtype, view.shape) != (dtype, tuple(shape)):
-                raise LayoutMismatch(
-                    f"is {view.dtype} of shape {list(view.shape)} in the target, but {dtype} of "
-                    f"shape {shape} in the delta",
-                    tensor=name,
-                )
-            if not read_only:
-                require_writable({name: view})
-            views[name] = view
+        views = matching_views(header, target, partial=partial)
+        if not read_only:
+            require_writable(views)
         data = [view.native for view in views.values()]
         plan = delta.plan(data, shared_memory(views), verify, threads, progress)
         states = plan.states

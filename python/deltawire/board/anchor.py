@@ -24,7 +24,7 @@ from ..digest import state_digest
 from ..errors import CorruptCheckpoint, LayoutMismatch, StoreError, UntrustedDelta
 from ..tensors import Bytes, TensorView, as_views, require_writable
 from .fetch import Counting, Progress, fetch_object, of_version
-from .manifest import AnchorFiles, Manifest, ObjectRef
+from .manifest import AnchorFiles, Manifest, ObjectRef, State
 from .plan import Anchor
 
 if TYPE_CHECKING:
@@ -175,7 +175,10 @@ class AnchorLoader:
     and writes. Neither holds more than a few MiB.
     """
 
-    def __init__(self, board: Board, anchor: Anchor, target: Mapping[str, Any]) -> None:
+    def __init__(
+        self, board: Board, anchor: Anchor, target: Mapping[str, Any], *, partial: bool = False
+    ) -> None:
+        self._partial = partial
         self.manifest: Manifest = anchor.manifest
         self.check_seconds = 0.0
         self._board = board
@@ -196,6 +199,8 @@ class AnchorLoader:
     def check(self) -> None:
         """Check the files' BLAKE3, and that they hold exactly the target's tensors.
 
+        For a rank's part all of the files are read as well: their BLAKE3 is of the whole.
+
         Raises:
             UntrustedDelta: other bytes than the manifest's.
             CorruptCheckpoint: no valid safetensors file.
@@ -212,8 +217,11 @@ class AnchorLoader:
         self._compare()
         self.check_seconds = time.perf_counter() - started
 
-    def load(self, threads: int | None) -> None:
+    def load(self, threads: int | None) -> State:
         """Write all tensors, and check the state of the target.
+
+        Returns:
+            The target's state; of a rank's part its share, which is not checked.
 
         Raises:
             UntrustedDelta: the target does not end in the manifest's state; its contents are
@@ -226,7 +234,7 @@ class AnchorLoader:
             for (piece, _), raw in zip(batch, found, strict=True):
                 piece[...] = np.frombuffer(raw, np.uint8).reshape(piece.shape)
         state = state_digest(self._views, threads=threads)
-        if state != self.manifest.result_state:
+        if not self._partial and state != self.manifest.result_state:
             raise UntrustedDelta(
                 f"the anchor's state is {state.hex()}, its manifest says "
                 f"{self.manifest.result_state.hex()}; the target's contents are unknown now. Tell "
@@ -234,6 +242,7 @@ class AnchorLoader:
                 version=self.manifest.version,
                 path=self._where(self._files.path),
             )
+        return state
 
     def _batches(self) -> Iterator[tuple[str, list[tuple[Bytes, int]]]]:
         """Pieces of the target and where their bytes begin, a few MiB of one file at a time."""
@@ -241,10 +250,10 @@ class AnchorLoader:
             batch: list[tuple[Bytes, int]] = []
             size = 0
             for _, entry in places:
-                offset = entry.start
-                for piece in _pieces(self._views[entry.name].data):
-                    batch.append((piece, offset))
-                    offset += piece.size
+                if entry.name not in self._views:
+                    continue
+                for piece, begin in _pieces(self._views[entry.name]):
+                    batch.append((piece, entry.start + begin))
                     size += piece.size
                     if size >= _BATCH_BYTES or len(batch) >= _BATCH_PIECES:
                         yield path, batch
@@ -280,6 +289,8 @@ class AnchorLoader:
                 )
             found[entry.name] = entry
         for name in found.keys() ^ self._views.keys():
+            if self._partial and name in found:
+                continue
             where = "target" if name in found else "anchor"
             raise self._mismatch(f"the {where} has no tensor of this name", name)
         for name, view in self._views.items():
@@ -297,18 +308,28 @@ class AnchorLoader:
         )
 
 
-def _pieces(data: Bytes) -> Iterator[Bytes]:
-    """A byte matrix cut into views of at most ``_PIECE`` bytes, in row-major order."""
+def _pieces(view: TensorView) -> Iterator[tuple[Bytes, int]]:
+    """The view cut into pieces of at most ``_PIECE`` bytes, and where they begin in the tensor."""
+    data = view.data
     if data.size == 0:
+        return
+    stride = view.cols * view.itemsize
+    row, col = view.corner or (0, 0)
+    width, first = data.shape[1], row * stride + col * view.itemsize
+    if width < stride:
+        # A shard of columns: each row by itself.
+        for number, line in enumerate(data):
+            for begin in range(0, width, _PIECE):
+                yield line[begin : begin + _PIECE], first + number * stride + begin
         return
     if data.flags.c_contiguous:
         data = data.reshape(1, -1)
-    width = data.shape[1]
+        width = data.shape[1]
     if width >= _PIECE:
-        for row in data:
+        for number, line in enumerate(data):
             for begin in range(0, width, _PIECE):
-                yield row[begin : begin + _PIECE]
+                yield line[begin : begin + _PIECE], first + number * width + begin
         return
     step = _PIECE // width
     for begin in range(0, len(data), step):
-        yield data[begin : begin + step]
+        yield data[begin : begin + step], first + begin * width

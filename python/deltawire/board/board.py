@@ -342,11 +342,12 @@ class Board:
         on_stale: OnStale | None = None,
         lease: str | None = None,
         lease_seconds: float = 900.0,
+        partial: bool = False,
     ) -> Follower:
         """Follow the board with tensors that are changed in place.
 
         Args:
-            target: name -> ``torch.Tensor`` (CPU), numpy array, or ``TensorView``; or a
+            target: name -> ``torch.Tensor`` (CPU), numpy array, ``Shard`` or ``TensorView``; or a
                 writable ``Checkpoint``.
             version: the version that ``target`` holds; None: unknown contents, an anchor is
                 loaded first.
@@ -362,6 +363,8 @@ class Board:
                 it still needs, and collection leaves that in place; so the board must be
                 writable. Without one it may be overtaken, and then starts again from an anchor.
             lease_seconds: for which each renewal is good; polls renew it.
+            partial: tensors that ``target`` lacks are other ranks'. So they are where it holds a
+                ``Shard``. Then only chunks that this rank needs are fetched.
         """
         return Follower(
             self,
@@ -375,6 +378,7 @@ class Board:
             on_stale=on_stale,
             lease=lease,
             lease_seconds=lease_seconds,
+            partial=partial,
         )
 
     def pull(

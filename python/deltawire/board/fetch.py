@@ -6,12 +6,14 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import DeltawireError, StoreError, UntrustedDelta, WrongVersion
 from ..reader import inspect
+from ..sources import open_delta
 from .manifest import Manifest, ObjectRef
+from .ranged import fetch_needed
 
 if TYPE_CHECKING:
     from .board import Board
@@ -25,11 +27,21 @@ class FetchedDelta:
     Attributes:
         manifest: of the version that it leads to.
         pull_seconds: that fetching took.
+        fetched: bytes that it brought; less than the delta's where a shard needs less.
     """
 
-    def __init__(self, manifest: Manifest, place: str, file: BinaryIO, seconds: float) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        place: str,
+        file: BinaryIO,
+        seconds: float,
+        fetched: int | None = None,
+    ) -> None:
         self.manifest = manifest
         self.pull_seconds = seconds
+        self.fetched = manifest.bytes if fetched is None else fetched
+        self._whole = fetched is None
         self._place = place
         self._file = file
 
@@ -58,15 +70,17 @@ class FetchedDelta:
             CorruptDelta, UnsupportedDelta, LimitExceeded: it is no delta that can be used.
         """
         with self.blamed():
-            # Verifies every checksum.
-            info = inspect(self.path)
+            # Verifies every checksum; the records of a part were checked one by one.
+            if self._whole:
+                inspect(self.path)
+            info = self._header()
             manifest = self.manifest
             claims = [
-                ("version", manifest.version, info.version),
-                ("base version", manifest.parent_version, info.base_version),
-                ("base state", base, info.base_state),
-                ("base state", manifest.base_state, info.base_state),
-                ("result state", manifest.result_state, info.result_state),
+                ("version", manifest.version, info["version"]),
+                ("base version", manifest.parent_version, info["base_version"]),
+                ("base state", base, info["base_state"]),
+                ("base state", manifest.base_state, info["base_state"]),
+                ("result state", manifest.result_state, info["result_state"]),
             ]
             for what, wanted, found in claims:
                 # An overwrite delta need not name a base.
@@ -75,6 +89,10 @@ class FetchedDelta:
                         f"the delta's {what} is {_text(found)}, its manifest says "
                         f"{_text(wanted)}; tell the publisher"
                     )
+
+    def _header(self) -> dict[str, Any]:
+        delta, _ = open_delta(self.path)
+        return delta.info()
 
     def close(self) -> None:
         """Drop the file."""
@@ -88,10 +106,12 @@ def fetch_deltas(
     *,
     spool: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    only_for: Mapping[str, Any] | None = None,
 ) -> list[FetchedDelta]:
     """Fetch the deltas of ``manifests`` in order, the first starting from state ``base``.
 
-    All checksums are checked. Files are unnamed, so that a crash leaves nothing behind.
+    All checksums are checked. Files are unnamed, so that a crash leaves nothing behind. With
+    ``only_for``, a target of shards, just what they need is fetched where that is worth it.
 
     Raises:
         UntrustedDelta, CorruptDelta, UnsupportedDelta, LimitExceeded, StoreError.
@@ -99,7 +119,7 @@ def fetch_deltas(
     fetched: list[FetchedDelta] = []
     try:
         for manifest in manifests:
-            fetched.append(_fetch(board, manifest, spool, progress))
+            fetched.append(_fetch(board, manifest, spool, progress, only_for))
         for delta in fetched:
             delta.check(base)
             base = delta.manifest.result_state
@@ -115,14 +135,22 @@ def _fetch(
     manifest: Manifest,
     spool: str | os.PathLike[str] | None,
     progress: Progress | None,
+    only_for: Mapping[str, Any] | None,
 ) -> FetchedDelta:
+    fetched = None
     started = time.perf_counter()
     (item,) = manifest.objects
     try:
         file = tempfile.TemporaryFile(dir=spool, prefix="deltawire-")  # noqa: SIM115
         try:
-            with of_version(manifest.version):
-                fetch_object(board, item, file, progress)
+            if only_for is None or item.records is None:
+                with of_version(manifest.version):
+                    fetch_object(board, item, file, progress)
+            else:
+                with of_version(manifest.version):
+                    fetched = fetch_needed(board, item, only_for, file)
+                if progress is not None:
+                    progress(fetched)
             file.flush()
         except BaseException:
             file.close()
@@ -135,7 +163,7 @@ def _fetch(
             path=place,
         ) from error
     place = f"{board.url.rstrip('/')}/{item.path}"
-    return FetchedDelta(manifest, place, file, time.perf_counter() - started)
+    return FetchedDelta(manifest, place, file, time.perf_counter() - started, fetched)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from .lease import LeaseHolder
 from .manifest import Manifest
 from .overtaken import retried
 from .plan import Held, Path, find_path
+from .ranged import is_partial
 from .steps import AdvanceStats, DeltaRun
 from .watch import OnStale, Watch
 
@@ -45,6 +46,7 @@ class Follower:
         on_stale: OnStale | None = None,
         lease: str | None = None,
         lease_seconds: float = 900.0,
+        partial: bool = False,
     ) -> None:
         """Use :meth:`deltawire.Board.follower`.
 
@@ -57,6 +59,8 @@ class Follower:
         self._target = target
         self._threads = threads
         self._spool = spool
+        self._partial = partial or is_partial(target)
+        self._shard_state: bytes | None = None
         self._loader: AnchorLoader | None = None
         self._run: DeltaRun | None = None
         self._watch = Watch(board, memory, max_age, on_stale)
@@ -172,7 +176,7 @@ class Follower:
         base = self.state
         loader = None
         if path.anchor is not None:
-            loader = AnchorLoader(self._board, path.anchor, self._target)
+            loader = AnchorLoader(self._board, path.anchor, self._target, partial=self._partial)
             loader.check()
             base = path.anchor.manifest.result_state
         run = None
@@ -184,6 +188,7 @@ class Follower:
                 self._target,
                 threads=self._threads,
                 spool=self._spool,
+                partial=self._partial,
             )
             try:
                 if loader is None:
@@ -206,6 +211,7 @@ class Follower:
                 for manifest in run.waiting:
                     done.append(run.commit())
                     self._arrive(manifest)
+                    self._shard_state = run.shard_state
         finally:
             self.discard()
             moved = loader is not None or run is not None
@@ -224,6 +230,9 @@ class Follower:
     def prove(self) -> bytes:
         """Compute the target's state in full, and compare it with the version's.
 
+        A rank's part is compared with what it was when it was written last. Whether the parts of
+        all ranks add up to the version's state is for them to see: ``combine`` what they return.
+
         Returns:
             The state, 16 bytes.
 
@@ -234,9 +243,10 @@ class Follower:
         if self.state is None:
             raise TargetError("the follower holds no version yet; advance first")
         found = state_digest(self._target, threads=self._threads)
-        if found != self.state:
+        wanted = self._shard_state if self._partial else self.state
+        if wanted is not None and found != wanted:
             raise WrongBase(
-                f"the target's state is {found.hex()}, the version's {self.state.hex()}: it was "
+                f"the target's state is {found.hex()}, the version's {wanted.hex()}: it was "
                 "changed by something else; follow without a version to load an anchor",
                 version=self.version,
                 path=self._board.url,
@@ -277,7 +287,7 @@ class Follower:
         # From here on the target holds no version, until all of the anchor is in it.
         self._held = None
         started = time.perf_counter()
-        loader.load(self._threads)
+        self._shard_state = loader.load(self._threads)
         committed = time.perf_counter() - started
         self._arrive(loader.manifest)
         return AdvanceStats(

@@ -37,6 +37,18 @@ class ObjectRef(Record):
 
 
 @dataclass(frozen=True)
+class PartRef(ObjectRef):
+    """A version's delta.
+
+    Attributes:
+        records: an object with the BLAKE3 of each record, 32 bytes each, for those who fetch parts
+            of it (see ``DeltaStats.record_hashes``); None: it can only be fetched whole.
+    """
+
+    records: ObjectRef | None = None
+
+
+@dataclass(frozen=True)
 class AnchorFiles(Record):
     """A full checkpoint on the board: its directory, and every file in it."""
 
@@ -90,7 +102,7 @@ class Manifest(Record):
     parent: VersionRef | None
     base_state: State | None
     result_state: State
-    objects: tuple[ObjectRef, ...]
+    objects: tuple[PartRef, ...]
     anchor: AnchorFiles | None
     last_anchor: VersionRef | None
     elements: int
@@ -140,7 +152,7 @@ class Manifest(Record):
             parent=_version_ref(value["parent"]),
             base_state=None if base is None else bytes.fromhex(base),
             result_state=bytes.fromhex(value["result_state"]),
-            objects=tuple(ObjectRef(**_only_object(item)) for item in value["objects"]),
+            objects=tuple(_part(item) for item in value["objects"]),
             anchor=None if anchor is None else anchor_files(anchor),
             last_anchor=_version_ref(value.get("last_anchor")),
             elements=value.get("elements", 0),
@@ -165,7 +177,10 @@ class Manifest(Record):
                 "parent": None if self.parent is None else self.parent.as_dict(),
                 "base_state": None if self.base_state is None else self.base_state.hex(),
                 "result_state": self.result_state.hex(),
-                "objects": [item.as_dict() for item in self.objects],
+                "objects": [
+                    {key: item for key, item in part.as_dict().items() if item is not None}
+                    for part in self.objects
+                ],
                 "anchor": None if self.anchor is None else self.anchor.as_dict(),
                 "last_anchor": None if self.last_anchor is None else self.last_anchor.as_dict(),
                 "elements": self.elements,
@@ -228,6 +243,14 @@ def anchor_files(value: Mapping[str, Any]) -> AnchorFiles:
     """The ``anchor`` value of a validated record."""
     files = tuple(ObjectRef(**_only_object(item)) for item in value["files"])
     return AnchorFiles(value["path"], files)
+
+
+def _part(value: Mapping[str, Any]) -> PartRef:
+    records = value.get("records")
+    return PartRef(
+        **_only_object(value),
+        records=None if records is None else ObjectRef(**_only_object(records)),
+    )
 
 
 def _only_object(value: Mapping[str, Any]) -> dict[str, Any]:

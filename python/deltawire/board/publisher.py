@@ -25,11 +25,21 @@ from .anchor import Source
 from .attempt import Attempt, attempted
 from .background import AnchorSettings, BackgroundAnchors
 from .fetch import Progress
-from .manifest import AnchorFiles, AnchorRecord, Manifest, ObjectRef, State, VersionRef
+from .manifest import (
+    AnchorFiles,
+    AnchorRecord,
+    Manifest,
+    ObjectRef,
+    PartRef,
+    State,
+    VersionRef,
+)
+from .ranged import WORTH_BYTES
 from .trust import SigningKey
 from .vouching import check_uploaded, judging, last_anchor
 
 if TYPE_CHECKING:
+    from .. import _native
     from .board import Board
 
 #: Tensor bytes in one file of an anchor that is made from tensors.
@@ -198,7 +208,7 @@ class Publisher:
             encoded = time.perf_counter()
             if stats.result_state is None:
                 raise WrongBase("the delta's states are not known; give the whole base")
-            delta = ObjectRef(*upload.finish())
+            delta = self._with_records(attempt, upload, stats.record_hashes)
             self._commit(
                 attempt,
                 self._manifest(
@@ -336,6 +346,19 @@ class Publisher:
             anchor=True,
         )
 
+    def _with_records(
+        self, attempt: Attempt, upload: _native.BoardUpload, hashes: bytes
+    ) -> PartRef:
+        """Finish a delta, and put the hashes of its records beside it if it is worth it."""
+        delta = ObjectRef(*upload.finish())
+        if delta.bytes < WORTH_BYTES:
+            return PartRef(delta.path, delta.bytes, delta.blake3)
+        path = self._store.records_path(attempt.version, 0, attempt.write_id)
+        records = self._store.upload(path)
+        attempt.opened(records, path)
+        records.write(hashes)
+        return PartRef(delta.path, delta.bytes, delta.blake3, ObjectRef(*records.finish()))
+
     def _head(self) -> Manifest | None:
         if self._closed:
             raise StoreError("this publisher is closed; open another", path=self._board.url)
@@ -417,7 +440,7 @@ class Publisher:
         elements: int,
         changed: int,
         dense_bytes: int,
-        objects: tuple[ObjectRef, ...] = (),
+        objects: tuple[PartRef, ...] = (),
         anchor: AnchorFiles | None = None,
     ) -> Manifest:
         return Manifest(

@@ -56,6 +56,7 @@ class DeltaRun:
         threads: int | None = None,
         spool: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
+        partial: bool = False,
     ) -> None:
         """Fetch and check all deltas; the target is not looked at.
 
@@ -66,13 +67,24 @@ class DeltaRun:
             threads: for decoding; by default all cores.
             spool: directory for the deltas; by default the system's.
             progress: called with the number of bytes just fetched.
+            partial: the target is one rank's part of the tensors; only that is fetched and changed.
 
         Raises:
             UntrustedDelta, CorruptDelta, UnsupportedDelta, LimitExceeded, StoreError.
         """
         self._target = target
         self._threads = threads
-        self._waiting = fetch_deltas(board, manifests, base, spool=spool, progress=progress)
+        self._partial = partial
+        #: Of a part: its state after the last commit, which adds up over the ranks.
+        self.shard_state: bytes | None = None
+        self._waiting = fetch_deltas(
+            board,
+            manifests,
+            base,
+            spool=spool,
+            progress=progress,
+            only_for=target if partial else None,
+        )
         self._staged: tuple[Staged, float] | None = None
 
     def __enter__(self) -> Self:
@@ -108,6 +120,7 @@ class DeltaRun:
                 self._target,
                 expect_result=delta.manifest.result_state,
                 threads=self._threads,
+                partial=self._partial,
             )
         self._staged = staged, time.perf_counter() - started
 
@@ -124,13 +137,15 @@ class DeltaRun:
         started = time.perf_counter()
         with delta.blamed():
             staged.commit()
+        if self._partial and staged.shard_states is not None:
+            self.shard_state = staged.shard_states[1]
         commit_seconds = time.perf_counter() - started
         del self._waiting[0]
         delta.close()
         manifest = delta.manifest
         return AdvanceStats(
             manifest.version,
-            manifest.bytes,
+            delta.fetched,
             staged.changed,
             delta.pull_seconds,
             stage_seconds,

@@ -44,6 +44,12 @@ pub fn object(version: u64, part: u32, write_id: WriteId) -> String {
     format!("{OBJECTS}/{version}/{part}-{write_id}.dw")
 }
 
+/// `objects/<version>/<part>-<write id>.records`: hashes of the delta's records.
+#[must_use]
+pub fn records(version: u64, part: u32, write_id: WriteId) -> String {
+    format!("{OBJECTS}/{version}/{part}-{write_id}.records")
+}
+
 /// `anchors/<version>`, and `anchors/<version>-<attempt>` from the second attempt on.
 #[must_use]
 pub fn anchor_directory(version: u64, attempt: u32) -> String {

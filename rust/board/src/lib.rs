@@ -61,7 +61,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use hex::{Blake3, Hex, State, WriteId};
 pub use lease::{HeldLease, Lease};
 pub use location::Location;
-pub use manifest::{Manifest, ObjectRef, VersionRef};
+pub use manifest::{Manifest, ObjectRef, Part, VersionRef};
 pub use options::{CacheOptions, Credentials, StoreOptions};
 pub use sign::{PublicKey, Signed, SigningKey};
 pub use store::{Created, Store};

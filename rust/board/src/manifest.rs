@@ -1,6 +1,6 @@
 //! The manifest: the JSON record whose existence is the existence of a version.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,18 @@ pub struct ObjectRef {
     pub bytes: u64,
     /// BLAKE3 of the bytes.
     pub blake3: Blake3,
+}
+
+/// A version's delta, and what those who fetch only some of it need.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The delta.
+    #[serde(flatten)]
+    pub object: ObjectRef,
+    /// An object that holds the BLAKE3 of each of its records, 32 bytes each: the header, every chunk,
+    /// and index and trailer together. Who reads parts of the delta checks them with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<ObjectRef>,
 }
 
 /// Another version, named so that no other bytes can stand in for it.
@@ -59,7 +71,7 @@ pub struct Manifest {
     /// State of this version.
     pub result_state: State,
     /// The delta: one object, or none for a version that only has an anchor.
-    pub objects: Vec<ObjectRef>,
+    pub objects: Vec<Part>,
     /// A full checkpoint of this version.
     #[serde(default)]
     pub anchor: Option<AnchorFiles>,
@@ -117,12 +129,20 @@ impl Manifest {
         to_record(self)
     }
 
+    /// The objects of the delta: its parts, and the hashes of their records.
+    pub fn delta_objects(&self) -> impl Iterator<Item = &ObjectRef> {
+        self.objects
+            .iter()
+            .flat_map(|part| [Some(&part.object), part.records.as_ref()])
+            .flatten()
+    }
+
     /// Bytes of the delta.
     #[must_use]
     pub fn delta_bytes(&self) -> u64 {
         self.objects
             .iter()
-            .map(|object| object.bytes)
+            .map(|part| part.object.bytes)
             .fold(0, u64::saturating_add)
     }
 
@@ -144,12 +164,27 @@ impl Manifest {
                 return Err(untrusted("neither a delta nor an anchor".to_owned()))
             }
             [] => {}
-            [_] if self.parent.is_some() && self.base_state.is_some() => {}
-            [_] => return Err(untrusted("a delta without parent or base state".to_owned())),
-            _ => return Err(untrusted("more than one delta object".to_owned())),
+            [_, _, ..] => return Err(untrusted("more than one delta object".to_owned())),
+            _ if self.parent.is_some() && self.base_state.is_some() => {}
+            _ => return Err(untrusted("a delta without parent or base state".to_owned())),
         }
-        for object in &self.objects {
-            check_path(&object.path, OBJECTS)?;
+        let mut paths = BTreeSet::new();
+        for part in &self.objects {
+            check_path(&part.object.path, OBJECTS)?;
+            let mut fresh = paths.insert(&part.object.path);
+            if let Some(records) = &part.records {
+                check_path(&records.path, OBJECTS)?;
+                fresh &= paths.insert(&records.path);
+                if !records.bytes.is_multiple_of(32) || records.bytes < 64 {
+                    return Err(untrusted(format!(
+                        "hashes of records take 32 bytes each, not {} in all",
+                        records.bytes
+                    )));
+                }
+            }
+            if !fresh {
+                return Err(untrusted("an object stands twice".to_owned()));
+            }
         }
         if let Some(anchor) = &self.anchor {
             anchor.check()?;

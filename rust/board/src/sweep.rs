@@ -98,8 +98,8 @@ impl Sweep<'_> {
             }
             let listed: BTreeSet<String> = match self.manifest(*version)? {
                 Seen::Whole(link) => {
-                    let objects = link.manifest.objects.into_iter();
-                    objects.map(|object| object.path).collect()
+                    let objects = link.manifest.delta_objects();
+                    objects.map(|object| object.path.clone()).collect()
                 }
                 Seen::Collected => BTreeSet::new(),
                 Seen::Unclear => continue,

@@ -202,6 +202,13 @@ impl BoardStore {
         Ok(layout::object(version, part, write_id))
     }
 
+    /// The path of the hashes of a delta's records.
+    #[staticmethod]
+    fn records_path(py: Python<'_>, version: u64, part: u32, write_id: &str) -> PyResult<String> {
+        let write_id = WriteId::parse(write_id).map_err(|error| to_python(py, "", error))?;
+        Ok(layout::records(version, part, write_id))
+    }
+
     #[pyo3(signature = (known=None))]
     fn head(&self, py: Python<'_>, known: Option<u64>) -> PyResult<Option<u64>> {
         self.run(py, |store| head(store, known))

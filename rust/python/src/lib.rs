@@ -39,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<delta::Plan>()?;
     module.add_class::<push::Chunk>()?;
     module.add_class::<push::PushReader>()?;
+    module.add_function(wrap_pyfunction!(sink::blake3, module)?)?;
     module.add_function(wrap_pyfunction!(compose::compose, module)?)?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;

@@ -35,6 +35,13 @@ impl Write for PySink {
     }
 }
 
+/// BLAKE3 of some bytes, 32 bytes.
+#[pyfunction]
+pub(crate) fn blake3<'py>(py: Python<'py>, data: &[u8]) -> Bound<'py, PyBytes> {
+    let hash = py.detach(|| Blake3::of(data));
+    PyBytes::new(py, &hash.0)
+}
+
 /// Bytes collected before the sink is called.
 const BUFFER: usize = 1 << 20;
 

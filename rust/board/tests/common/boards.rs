@@ -95,7 +95,7 @@ pub fn add(
     manifest.last_anchor = last_anchor;
     let mut upload = store.upload(&manifest.objects[0].path).unwrap();
     upload.write(b"delta").unwrap();
-    manifest.objects[0] = upload.finish().unwrap();
+    manifest.objects[0].object = upload.finish().unwrap();
     after(&manifest, commit(store, &manifest).unwrap())
 }
 
@@ -184,7 +184,7 @@ pub fn check_invariants(store: &Store, wanted_head: u64, needed: &[u64]) {
         let anchor = link.manifest.anchor.as_ref();
         let added = record.as_ref().map(|(record, _)| &record.anchor);
         let files = [anchor, added].into_iter().flatten().flat_map(|a| &a.files);
-        for object in link.manifest.objects.iter().chain(files) {
+        for object in link.manifest.delta_objects().chain(files) {
             assert_eq!(
                 all.get(&object.path),
                 Some(&object.bytes),

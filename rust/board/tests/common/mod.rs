@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use deltawire_board::commit::commit;
-use deltawire_board::{Blake3, ChainStart, Hex, Manifest, ObjectRef, State, Store, VersionRef};
+use deltawire_board::{
+    Blake3, ChainStart, Hex, Manifest, ObjectRef, Part, State, Store, VersionRef,
+};
 use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -107,10 +109,13 @@ pub fn next(parent: &ChainStart, epoch: u64, write_id: u8) -> Manifest {
         }),
         base_state: Some(parent.state),
         result_state: state(version),
-        objects: vec![ObjectRef {
-            path: deltawire_board::layout::object(version, 0, write_id),
-            bytes: 5,
-            blake3: Blake3::of(b"delta"),
+        objects: vec![Part {
+            object: ObjectRef {
+                path: deltawire_board::layout::object(version, 0, write_id),
+                bytes: 5,
+                blake3: Blake3::of(b"delta"),
+            },
+            records: None,
         }],
         anchor: None,
         last_anchor: None,
