@@ -103,10 +103,11 @@ def test_deltas_do_not_wait(board: dw.Board, monkeypatch: pytest.MonkeyPatch) ->
         publish_all(publisher, 9, arrays)
         assert anchors(board) == [0]
         go_on.set()
-    # The one that was begun, and the newest that was due meanwhile.
-    assert anchors(board) == [0, 2, 9]
-    check_anchor(board, 2)
-    check_anchor(board, 9)
+    # The one that was begun, of 2 or of what had come when the thread looked, and the newest.
+    _, begun, newest = anchors(board)
+    assert 2 <= begun < newest == 9
+    check_anchor(board, begun)
+    check_anchor(board, newest)
 
 
 @pytest.mark.parametrize("by_error", [False, True])

@@ -21,6 +21,7 @@ __all__ = [
     "SigningKey",
     "Writer",
     "__version__",
+    "blake3",
     "board_collect",
     "board_control",
     "board_leases",
