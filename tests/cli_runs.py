@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +54,7 @@ class Cli:
     def __call__(self, *words: object, status: int = 0) -> Done:
         """Run with these words; the exit status must be ``status``."""
         self._capsys.readouterr()
-        on_board = bool(words) and words[0] in ("publish", "pull", "log")
+        on_board = bool(words) and words[0] in ("publish", "pull", "log", "gc")
         options = self.board_options if on_board else []
         ended = main([*map(str, words), *options])
         captured = self._capsys.readouterr()
@@ -62,6 +67,28 @@ def spawn(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, *map(str, words)], capture_output=True, text=True, check=False, **options
     )
+
+
+def open_terminal(rows: int, width: int) -> tuple[int, int]:
+    """The two ends of a terminal: what is read, and what a program gets."""
+    control, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, width, 0, 0))
+    return control, terminal
+
+
+def received(control: int) -> bytes:
+    """All that a terminal received until the other end was closed; closes this one."""
+    shown = b""
+    while True:
+        try:
+            piece = os.read(control, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(control)
+    return shown
 
 
 def next_step(tensors: dict[str, Spec], seed: int = 1) -> dict[str, Spec]:

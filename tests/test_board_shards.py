@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +124,7 @@ def test_altered_parts_are_refused(
     (delta,) = manifest.objects
     assert delta.records is not None
     copy = tmp_path / "b"
-    os.system(f"cp -r {url} {copy}")
+    shutil.copytree(url, copy)
     path = copy / (delta.records.path if which == "hashes" else delta.path)
     raw = bytearray(path.read_bytes())
     place = {"chunk": len(raw) // 8, "header": 40, "index": len(raw) - 20, "hashes": 40}[which]
@@ -137,6 +137,18 @@ def test_altered_parts_are_refused(
     assert delta.path.split("/")[-1].split(".")[0] in str(refused.value)
     assert same(target, part(states[0], 0))
     assert follower.version == 0
+
+
+def test_small_models_are_cut_where_ranks_are() -> None:
+    """The publisher says how finely."""
+    old = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    board = dw.Board("memory://shards-tiling", create=True)
+    with board.publisher() as publisher:
+        publisher.publish_anchor(0, {"w": old})
+        publisher.publish(1, base={"w": old}, new={"w": old + 1}, tiling=dw.Tiling(min_elements=1))
+    target = {"w": dw.Shard(old[16:32].copy(), (64, 64), (16, 0))}
+    board.follower(target, version=0).advance()
+    assert np.array_equal(target["w"].tensor, old[16:32] + 1)
 
 
 def test_small_deltas_have_no_hashes() -> None:

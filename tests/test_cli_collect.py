@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import struct
 import subprocess
-import termios
 import time
 from pathlib import Path
 
@@ -15,7 +11,7 @@ import pytest
 
 import deltawire as dw
 from board_runs import contents, model, publish, zeros
-from cli_runs import PROGRAM, Cli
+from cli_runs import PROGRAM, Cli, open_terminal, received
 from deltawire.cli import arguments, text
 
 
@@ -154,20 +150,10 @@ def test_a_long_board_is_logged_in_batches(tmp_path: Path, cli: Cli) -> None:
 
 def on_terminal(width: int, *words: object) -> list[str]:
     """The lines that a terminal of this width received."""
-    control, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    control, terminal = open_terminal(40, width)
     with subprocess.Popen([*PROGRAM, *map(str, words)], stdout=terminal) as process:
         os.close(terminal)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(control, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            shown += piece
-        os.close(control)
+        shown = received(control)
     assert process.returncode == 0
     return shown.decode().replace("\r\n", "\n").splitlines()
 

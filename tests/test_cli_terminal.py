@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import re
-import struct
 import subprocess
-import termios
 from pathlib import Path
 
 import pytest
 
-from cli_runs import PROGRAM, Steps, spawn, write_steps
+from cli_runs import PROGRAM, Steps, open_terminal, received, spawn, write_steps
 
 
 @pytest.fixture
@@ -23,8 +20,7 @@ def steps(tmp_path: Path) -> Steps:
 
 def on_terminal(*words: object) -> tuple[int, str, str]:
     """Status, stdout (a pipe), and all that stderr (a terminal) received."""
-    control, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    control, terminal = open_terminal(24, 100)
     process = subprocess.Popen(
         [*PROGRAM, *map(str, words)],
         stdout=subprocess.PIPE,
@@ -32,16 +28,7 @@ def on_terminal(*words: object) -> tuple[int, str, str]:
         text=True,
     )
     os.close(terminal)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(control, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(control)
+    shown = received(control)
     out, _ = process.communicate()
     return process.returncode, out, shown.decode()
 

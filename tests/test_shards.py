@@ -178,6 +178,25 @@ def test_what_is_no_box_is_refused(
         dw.state_digest({"w": shard})
 
 
+def test_partitions_of_a_shard() -> None:
+    """A rank's scanner yields the tiles that the rank holds, and no others."""
+    old = {"w": model(7)["q_proj.weight"]}
+    new = step(old, 8)
+    writer = dw.StreamWriter(io.BytesIO(), old, tiling=SMALL)
+    every = list(writer.partitions("w", base=old["w"], new=new["w"]))
+    found = []
+    for rank in range(4):
+        base, after = (
+            dw.Shard(side["w"][16 * rank : 16 * rank + 16], (64, 96), (16 * rank, 0))
+            for side in (old, new)
+        )
+        found += list(writer.partitions("w", base=base, new=after))
+    assert [(p.tile, p.result) for p in found] == [(p.tile, p.result) for p in every]
+    for a, b in zip(found, every, strict=True):
+        assert np.array_equal(a.ranks, b.ranks)
+        assert np.array_equal(a.steps, b.steps)
+
+
 def test_a_shard_between_tiles_is_refused() -> None:
     old = {"w": np.zeros((64, 64), np.uint16)}
     new = {"w": np.ones((64, 64), np.uint16)}

@@ -22,10 +22,12 @@ __all__ = [
     "SigningKey",
     "Writer",
     "__version__",
+    "blake3",
     "board_collect",
     "board_control",
     "board_leases",
     "check_public_key",
+    "compose",
     "default_tile",
     "load_keyring",
     "record_signer",
@@ -77,7 +79,7 @@ class Writer:
     def partition(
         self, tensor: int, tile: int, base: _Matrix, new: _Matrix
     ) -> tuple[_Parts | None, int]: ...
-    def tiles(self, tensor: int) -> int: ...
+    def tiles(self, tensor: int, held: _Matrix) -> list[int]: ...
     def add_partitions(
         self,
         tensor: int,
@@ -98,8 +100,6 @@ class Plan:
     def states(self) -> tuple[bytes | None, bytes] | None: ...
     @property
     def sums(self) -> tuple[bytes, bytes] | None: ...
-    @property
-    def change(self) -> bytes: ...
 
 @final
 class Delta:

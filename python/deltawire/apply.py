@@ -97,7 +97,7 @@ class Staged:
             the target holds shards.
         shard_states: sums of the digests of what the target holds, before and after the commit, 16
             bytes each; None with ``verify=False``. Those of all ranks, added up with
-            ``deltawire.combine``, are the states of the whole.
+            ``deltawire.digest.combine``, are the states of the whole.
         stage_seconds: wall time of staging.
     """
 

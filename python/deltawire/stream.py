@@ -252,7 +252,7 @@ class StreamWriter:
         """
         old, after = as_view(base, name), as_view(new, name)
         index = self._entry(name, old, after)
-        for tile in range(self._native.tiles(index)):
+        for tile in self._native.tiles(index, old.native):
             parts, result = self._native.partition(index, tile, old.native, after.native)
             if parts is not None:
                 yield from_parts(tile, parts, old.itemsize, result)
@@ -265,7 +265,7 @@ class StreamWriter:
         Args:
             name: name in the table; each once.
             partitions: one for each tile that changes, tiles ascending.
-            base_digest, digest: the tensor's state digest before and after, 16 bytes each, as
+            base_digest, digest: the whole tensor's state digest before and after, 16 bytes each, as
                 ``tensor_digests`` gives.
 
         Raises:

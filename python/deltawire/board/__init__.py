@@ -10,13 +10,14 @@ what a reader does when one has gone, ``background`` makes anchors while deltas 
 and ``history`` shows all that. The protocol itself is in Rust (``spec/commit-v1.md``).
 """
 
+from .attempt import PublishStats
 from .board import Board
 from .collect import CollectStats
 from .follower import Follower
 from .lease import Lease
 from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
 from .options import Credentials, StoreOptions
-from .publisher import Publisher, PublishStats
+from .publisher import Publisher
 from .pull import PullStats
 from .steps import AdvanceStats
 from .trust import PublicKey, SigningKey, Trust

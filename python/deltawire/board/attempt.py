@@ -1,4 +1,4 @@
-"""One attempt at a version, and what is undone when it fails."""
+"""One attempt at a version: what it took, and what is undone when it fails."""
 
 from __future__ import annotations
 
@@ -9,9 +9,37 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import DeltawireError, VersionConflict
+from ..types import Sized
+from .manifest import State
 
 if TYPE_CHECKING:
     from .. import _native
+
+
+@dataclass(frozen=True)
+class PublishStats(Sized):
+    """What publishing one version took.
+
+    Attributes:
+        version: its number.
+        bytes: uploaded: the delta, or all files of an anchor.
+        changed: elements in the delta; for an anchor all elements.
+        elements, dense_bytes: of all tensors.
+        encode_seconds: comparing and encoding, while uploading; for an anchor its digest.
+        publish_seconds: after that, until the version was committed.
+        result_state: 16 bytes, the state of the version.
+        anchor: whether an anchor was published.
+    """
+
+    version: int
+    bytes: int
+    changed: int
+    elements: int
+    dense_bytes: int
+    encode_seconds: float
+    publish_seconds: float
+    result_state: State
+    anchor: bool = False
 
 
 @dataclass

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import DeltawireError, StoreError, UntrustedDelta, WrongVersion
@@ -71,16 +72,14 @@ class FetchedDelta:
         """
         with self.blamed():
             # Verifies every checksum; the records of a part were checked one by one.
-            if self._whole:
-                inspect(self.path)
-            info = self._header()
+            info = inspect(self.path) if self._whole else self._header()
             manifest = self.manifest
             claims = [
-                ("version", manifest.version, info["version"]),
-                ("base version", manifest.parent_version, info["base_version"]),
-                ("base state", base, info["base_state"]),
-                ("base state", manifest.base_state, info["base_state"]),
-                ("result state", manifest.result_state, info["result_state"]),
+                ("version", manifest.version, info.version),
+                ("base version", manifest.parent_version, info.base_version),
+                ("base state", base, info.base_state),
+                ("base state", manifest.base_state, info.base_state),
+                ("result state", manifest.result_state, info.result_state),
             ]
             for what, wanted, found in claims:
                 # An overwrite delta need not name a base.
@@ -90,9 +89,9 @@ class FetchedDelta:
                         f"{_text(wanted)}; tell the publisher"
                     )
 
-    def _header(self) -> dict[str, Any]:
+    def _header(self) -> SimpleNamespace:
         delta, _ = open_delta(self.path)
-        return delta.info()
+        return SimpleNamespace(**delta.info())
 
     def close(self) -> None:
         """Drop the file."""

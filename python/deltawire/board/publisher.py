@@ -6,7 +6,6 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,9 +19,9 @@ from ..errors import (
     WrongVersion,
 )
 from ..stream import diff
-from ..types import Profile, Sized
+from ..types import Profile, Tiling
 from .anchor import Source
-from .attempt import Attempt, attempted
+from .attempt import Attempt, PublishStats, attempted
 from .background import AnchorSettings, BackgroundAnchors
 from .fetch import Progress
 from .manifest import (
@@ -31,7 +30,6 @@ from .manifest import (
     Manifest,
     ObjectRef,
     PartRef,
-    State,
     VersionRef,
 )
 from .ranged import WORTH_BYTES
@@ -44,32 +42,6 @@ if TYPE_CHECKING:
 
 #: Tensor bytes in one file of an anchor that is made from tensors.
 _SHARD_BYTES = 5 << 30
-
-
-@dataclass(frozen=True)
-class PublishStats(Sized):
-    """What publishing one version took.
-
-    Attributes:
-        version: its number.
-        bytes: uploaded: the delta, or all files of an anchor.
-        changed: elements in the delta; for an anchor all elements.
-        elements, dense_bytes: of all tensors.
-        encode_seconds: comparing and encoding, while uploading; for an anchor its digest.
-        publish_seconds: after that, until the version was committed.
-        result_state: 16 bytes, the state of the version.
-        anchor: whether an anchor was published.
-    """
-
-    version: int
-    bytes: int
-    changed: int
-    elements: int
-    dense_bytes: int
-    encode_seconds: float
-    publish_seconds: float
-    result_state: State
-    anchor: bool = False
 
 
 class Publisher:
@@ -142,6 +114,7 @@ class Publisher:
         base: str | os.PathLike[str] | Mapping[str, Any],
         new: str | os.PathLike[str] | Mapping[str, Any],
         profile: Profile = "compact",
+        tiling: Tiling | None = None,
         meta: Mapping[str, str] | None = None,
         threads: int | None = None,
         progress: Progress | None = None,
@@ -156,6 +129,7 @@ class Publisher:
             base: the head's bits: a path, an open ``Checkpoint``, or name -> tensor.
             new: the same tensors, changed.
             profile: ``compact``, ``fast`` or ``overwrite``.
+            tiling: how tensors are cut; followers' shards end where tiles do.
             meta: free text, kept in the manifest and in the delta.
             threads: by default all cores.
             progress: called with the number of dense bytes just done.
@@ -193,6 +167,7 @@ class Publisher:
                     version=version,
                     run=self._run_name(head),
                     profile=profile,
+                    tiling=tiling,
                     threads=threads,
                     meta=dict(meta or {}),
                     base_state=head.result_state,

@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.durable import new_directory, new_file, store_error, sync_directory
+from ..checkpoint.durable import (
+    new_directory,
+    new_file,
+    read_small,
+    store_error,
+    sync_directory,
+)
 from ..digest import state_digest
 from ..errors import StoreError, TargetError, UntrustedDelta, WrongBase
 from ..types import Record
@@ -133,13 +139,9 @@ class _State:
             TargetError: it is not such a file.
         """
         path = directory / STATE_NAME
-        try:
-            with path.open("rb") as file:
-                raw = file.read(_MAX_STATE)
-        except FileNotFoundError:
+        raw = read_small(path, _MAX_STATE)
+        if raw is None:
             return None
-        except OSError as error:
-            raise store_error(error, path, "cannot be read") from error
         try:
             value = json.loads(raw)
             if value["format"] != 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from .. import _native
 from ..apply import matching_views
 from ..errors import UntrustedDelta
-from ..tensors import as_view
+from ..tensors import Shard, TensorView, as_view
 
 if TYPE_CHECKING:
     from .board import Board
@@ -29,7 +29,8 @@ _HASH_BYTES = 32
 
 def is_partial(target: Mapping[str, Any]) -> bool:
     """Whether some tensor of a target is a shard."""
-    return any(not as_view(tensor, name).whole for name, tensor in target.items())
+    shards = (tensor for tensor in target.values() if isinstance(tensor, Shard | TensorView))
+    return any(not as_view(tensor).whole for tensor in shards)
 
 
 def fetch_needed(board: Board, item: PartRef, target: Mapping[str, Any], file: BinaryIO) -> int:
@@ -86,21 +87,15 @@ class _Fetch:
     def _ends(self) -> None:
         """The header, and index and trailer together."""
         size = self._item.bytes
-        front = min(_FIRST_BYTES, size)
-        back = max(front, size - _FIRST_BYTES)
-        head, tail = self._read([(0, front), (back, size)])
-        if size - back < _TRAILER_BYTES:
-            tail = head[-_TRAILER_BYTES:] + tail
+        back = max(0, size - _FIRST_BYTES)
+        head, tail = self._read([(0, min(_FIRST_BYTES, size)), (back, size)])
         header = _FIXED_BYTES + int.from_bytes(head[12:16], "little") + _CRC_BYTES
         end = int.from_bytes(tail[-_TRAILER_BYTES:][:4], "little") + _TRAILER_BYTES
         if header + end > size:
             raise self._untrusted("it is shorter than it says")
-        known = head + tail if back == front else b""
         if header > len(head):
             (head,) = self._read([(0, header)])
-        if known:
-            tail = known[size - end :]
-        elif end > len(tail):
+        if end > len(tail):
             (tail,) = self._read([(size - end, size)])
         self._keep(0, 0, head[:header])
         self._keep(len(self._hashes) - 1, size - end, tail[-end:])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.durable import new_file, store_error
+from ..checkpoint.durable import new_file, read_small
 from ..errors import RolledBack, StaleBoard, TargetError
 from ..types import Record
 from .manifest import Manifest
@@ -136,13 +136,9 @@ class Watch:
         )
 
     def _read(self, path: Path) -> None:
-        try:
-            with path.open("rb") as file:
-                raw = file.read(_MAX_MEMORY)
-        except FileNotFoundError:
+        raw = read_small(path, _MAX_MEMORY)
+        if raw is None:
             return
-        except OSError as error:
-            raise store_error(error, path, "cannot be read") from error
         try:
             value = json.loads(raw)
             if value["format"] != 1:

@@ -40,6 +40,21 @@ def store_error(error: OSError | ValueError, path: Path, what: str) -> StoreErro
     return StoreError(f"{what}: {reason}", path=str(path))
 
 
+def read_small(path: Path, most: int) -> bytes | None:
+    """The first ``most`` bytes of a file; None if there is none.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise store_error(error, path, "cannot be read") from error
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and new names in ``directory`` durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

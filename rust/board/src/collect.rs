@@ -111,7 +111,8 @@ pub fn collect_trusting(
     let (ceiling, _) = view.ceiling(settings.keep);
     let anchor = judge.newest_anchor(&control, boundary, ceiling)?;
     let mut plan = view.plan(settings.keep, anchor);
-    if plan.boundary == boundary && plan.until > floor && !judge.confirm(boundary)? {
+    let relied_on = plan.until > floor || (settings.sweep && boundary > floor);
+    if plan.boundary == boundary && relied_on && !judge.confirm(boundary)? {
         plan.until = floor;
     }
     if !settings.dry_run && plan.boundary > boundary {
@@ -163,10 +164,13 @@ fn bounds(store: &Store, control: &Control, head: u64) -> Result<(u64, u64)> {
                 .unwrap_or(head),
         },
     };
-    Ok((
-        floor.min(head),
-        control.boundary().unwrap_or(floor).min(head),
-    ))
+    // Whoever wrote that marker, or a version below it after it was collected: versions go in ascending
+    // order, or readers that begin with the oldest would take what is left there for the board.
+    let mut floor = floor.min(head);
+    while floor > 0 && store.exists(&layout::manifest(floor - 1))? {
+        floor -= 1;
+    }
+    Ok((floor, control.boundary().unwrap_or(floor).min(head)))
 }
 
 fn needs(leases: &[HeldLease], settings: &Settings) -> Vec<u64> {

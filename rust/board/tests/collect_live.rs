@@ -28,7 +28,7 @@ fn go_on(store: &Store, held: &ChainStart) -> Result<ChainStart> {
         return Ok(held);
     }
     for link in chain::read_chain(store, Some(held.clone()), held.version + 1, head)? {
-        for object in &link.manifest.objects {
+        for object in link.manifest.delta_objects() {
             let expected = (object.bytes, object.blake3);
             let mut download = store.download(&object.path, Some(expected))?;
             while download.next()?.is_some() {}

@@ -58,7 +58,7 @@ fn a_failed_create_leaves_the_head_and_keeps_objects_that_may_yet_be_named() {
     let (store, faults) = faulty();
     let start = fill(&store, 0, 0, 0);
     let manifest = next(&start, 0, 3);
-    let path = manifest.objects[0].path.clone();
+    let path = manifest.objects[0].object.path.clone();
     let mut upload = store.upload(&path).unwrap();
     upload.write(b"delta").unwrap();
     upload.finish().unwrap();

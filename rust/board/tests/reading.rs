@@ -221,8 +221,8 @@ fn contradictory_manifests_are_refused() {
     refused(&|m| m.parent = None);
     refused(&|m| m.version = 5);
     refused(&|m| m.version = u64::MAX);
-    refused(&|m| m.objects[0].path = "objects/../../etc/passwd".into());
-    refused(&|m| m.objects[0].path = "manifests/00000000000000000000.json".into());
+    refused(&|m| m.objects[0].object.path = "objects/../../etc/passwd".into());
+    refused(&|m| m.objects[0].object.path = "manifests/00000000000000000000.json".into());
     refused(&|m| {
         m.last_anchor = Some(deltawire_board::VersionRef {
             version: 1,

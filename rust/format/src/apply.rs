@@ -97,8 +97,6 @@ pub struct Plan {
     /// Sums of the digests before and after of what the target holds, where all of that was checked. Those
     /// of all shards of a state add up to it.
     pub sums: Option<[Digest; 2]>,
-    /// What the delta changes in the state of what the target holds; without lane 1 where `proof` has it.
-    pub change: Digest,
 }
 
 /// A chunk that was checked.
@@ -208,7 +206,6 @@ pub fn plan<R: ReadAt>(
         changed: 0,
         proof: None,
         sums: None,
-        change: Digest::default(),
     };
     let starts = tensors.iter().zip(target);
     let mut before: Vec<Digest> = starts.map(|(t, matrix)| start_of(t, matrix)).collect();
@@ -263,7 +260,6 @@ pub fn plan<R: ReadAt>(
         }
         progress(dense)?;
     }
-    plan.change = own.iter().fold(plan.change, |sum, d| sum.plus(*d));
     if all_whole && counted != delta.index.changed {
         let message = "the index does not count the chunks' changes [F19]";
         return Err(Error::corrupt(message).at(delta.index_at));

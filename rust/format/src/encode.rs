@@ -224,6 +224,15 @@ pub fn tile<W: Word>(
     scratch: &mut classes::Scratch,
 ) -> Vec<u8> {
     let (positions, values) = choose(profile, tile, partition, scratch);
+    record(tile, &positions, &values)
+}
+
+/// The record of a tile with these streams.
+fn record<W>(
+    tile: &TileChanges<'_, W>,
+    positions: &Part<PositionCodec>,
+    values: &Part<ValueCodec>,
+) -> Vec<u8> {
     let header = ChunkHeader {
         positions: (positions.codec, positions.stage),
         values: (values.codec, values.stage),
@@ -246,16 +255,7 @@ pub fn known<W: Word>(profile: Profile, tile: &TileChanges<'_, W>) -> Vec<u8> {
         }),
         None => encode_values(Profile::Overwrite, tile),
     };
-    let header = ChunkHeader {
-        positions: (positions.codec, positions.stage),
-        values: (values.codec, values.stage),
-        tensor: tile.tensor,
-        tile: tile.tile,
-        changes: tile.positions.len() as u32,
-        base: None,
-        result: tile.result,
-    };
-    chunk::encode(&header, &positions.bytes, &values.bytes)
+    record(tile, &positions, &values)
 }
 
 /// The chunk record of a partition.

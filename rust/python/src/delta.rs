@@ -81,12 +81,6 @@ impl Plan {
     fn sums(&self) -> Option<([u8; 16], [u8; 16])> {
         self.plan.sums.map(|[a, b]| (a.to_bytes(), b.to_bytes()))
     }
-
-    /// What the delta adds to the state of what the target holds.
-    #[getter]
-    fn change(&self) -> [u8; 16] {
-        self.plan.change.to_bytes()
-    }
 }
 
 /// The header as a dictionary.

@@ -233,12 +233,16 @@ impl Writer {
         })
     }
 
-    /// Tiles of a tensor.
-    fn tiles(&self, tensor: usize) -> PyResult<u32> {
+    /// Tiles of a tensor that a matrix of it, or of a shard, holds.
+    fn tiles(&self, tensor: usize, held: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         let inner = self.inner.as_ref().ok_or_else(gone)?;
         let entry = inner.tensors().get(tensor);
         let entry = entry.ok_or_else(|| PyValueError::new_err("no such tensor"))?;
-        Ok(entry.tiles())
+        let memory = ByteMatrix::new(held)?;
+        let matrix = memory.matrix();
+        Ok((0..entry.tiles())
+            .filter(|&tile| entry.holds(&matrix, tile))
+            .collect())
     }
 
     /// Writes partitions (tile, parts, lane 0 after) of a tensor with these digests.

@@ -93,7 +93,7 @@ pub fn add(
 ) -> ChainStart {
     let mut manifest = next(start, epoch, 7);
     manifest.last_anchor = last_anchor;
-    let mut upload = store.upload(&manifest.objects[0].path).unwrap();
+    let mut upload = store.upload(&manifest.objects[0].object.path).unwrap();
     upload.write(b"delta").unwrap();
     manifest.objects[0].object = upload.finish().unwrap();
     after(&manifest, commit(store, &manifest).unwrap())
