@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 pub mod anchor;
+mod backend;
 mod boundary;
 mod cache;
 pub mod chain;

@@ -11,10 +11,11 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
+use crate::backend::Backend;
 use crate::cache;
 use crate::download::Download;
 use crate::error::{explain, root_cause, store_error, Error, ErrorKind, Result};
-use crate::faults::{FaultPlan, FaultyStore};
+use crate::faults::FaultPlan;
 use crate::hex::Blake3;
 use crate::layout::LATEST;
 use crate::location::{Bucket, Cloud, Location};
@@ -50,33 +51,6 @@ pub struct Store {
     settles: bool,
     web: bool,
     options: Arc<StoreOptions>,
-}
-
-#[derive(Debug, Clone)]
-enum Backend {
-    Near(Arc<dyn ObjectStore>),
-    Remote(Arc<RemoteClient>),
-    Faulty(Box<Backend>, Arc<FaultPlan>),
-}
-
-impl Backend {
-    fn client(&self) -> Result<Arc<dyn ObjectStore>> {
-        Ok(match self {
-            Self::Near(store) => Arc::clone(store),
-            Self::Remote(client) => client.get()?,
-            Self::Faulty(backend, plan) => {
-                Arc::new(FaultyStore::new(backend.client()?, Arc::clone(plan)))
-            }
-        })
-    }
-
-    fn is_remote(&self) -> bool {
-        match self {
-            Self::Near(_) => false,
-            Self::Remote(_) => true,
-            Self::Faulty(backend, _) => backend.is_remote(),
-        }
-    }
 }
 
 impl Store {
