@@ -14,7 +14,7 @@ use crate::Word;
 /// Bytes that memory is asked for before it is used.
 const AHEAD: usize = 4096;
 /// Masks that are made before their bits are read.
-const MASKS: usize = 256;
+const MASKS: usize = 32;
 
 /// Digest of `a`; appends `first + i` for every element `i` at which the two slices differ. Both hold whole
 /// words, the first with index `j0`.

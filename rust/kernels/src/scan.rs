@@ -24,7 +24,7 @@ pub(crate) fn mask_scalar<W: Word>(a: &[u8], b: &[u8]) -> u64 {
 }
 
 /// Positions that are collected before they are appended.
-const COLLECTED: usize = 1024;
+const COLLECTED: usize = 64;
 /// Bits of a mask that are written whether they are set or not: how many there are cannot be predicted.
 const SURE: usize = 4;
 

@@ -37,7 +37,7 @@ pub(super) struct Batch {
     pub(super) planes: [Bits; PLANES],
     /// Which elements there are.
     pub(super) real: Bits,
-    /// Elements that `real` stands for.
+    /// Elements that `real` stands for, those of the batch once it is closed.
     length: usize,
     /// Elements of each class.
     pub(super) masks: [Bits; MAX_CLASSES],
@@ -138,9 +138,17 @@ fn planes_of(classes: &[u8; GROUP]) -> [u64; PLANES] {
 }
 
 impl Batch {
-    /// Fills the batch from up to `GROUPS * 64` elements.
+    /// Adds elements behind `length` others, which fill whole groups, and returns how many there are then:
+    /// all of them, or as many as the batch holds.
     #[inline(always)]
-    pub(super) fn fill<W: Word, S: Simd>(&mut self, bytes: &[u8], map: &ClassMap) {
+    pub(super) fn add<W: Word, S: Simd>(
+        &mut self,
+        length: usize,
+        bytes: &[u8],
+        map: &ClassMap,
+    ) -> usize {
+        let first = length / GROUP;
+        let bytes = &bytes[..bytes.len().min((GROUPS - first) * GROUP * W::WIDTH)];
         let groups = bytes.chunks_exact(GROUP * W::WIDTH);
         let rest = groups.remainder();
         let whole = groups.len();
@@ -148,12 +156,17 @@ impl Batch {
             for line in 0..W::WIDTH {
                 prefetch(bytes.as_ptr().wrapping_add(AHEAD + 64 * line));
             }
-            self.put(group, S::planes::<W>(bytes, map));
+            self.put(first + group, S::planes::<W>(bytes, map));
         }
         if !rest.is_empty() {
-            self.put(whole, planes_of(&class_numbers::<W>(rest, map)));
+            self.put(first + whole, planes_of(&class_numbers::<W>(rest, map)));
         }
-        let length = bytes.len() / W::WIDTH;
+        length + bytes.len() / W::WIDTH
+    }
+
+    /// Makes masks and counts of the `length` elements that were added.
+    #[inline(always)]
+    pub(super) fn close<S: Simd>(&mut self, length: usize, classes: usize) {
         if length != self.length {
             self.length = length;
             for group in 0..GROUPS {
@@ -164,7 +177,7 @@ impl Batch {
                 };
             }
         }
-        S::count(self, map.count as usize, self.halves());
+        S::count(self, classes, self.halves());
     }
 
     #[inline(always)]

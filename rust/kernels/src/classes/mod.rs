@@ -83,26 +83,23 @@ impl Progress {
         self.first = 0;
     }
 
-    /// Visits the next elements in batches. (Closures would not get the caller's target features.)
+    /// Visits the `length` elements that were added to the batch, which lie in rows of one group.
     #[inline(always)]
-    fn visit<W: Word, S: Simd, V: Visitor>(
+    fn visit<S: Simd, V: Visitor>(
         &mut self,
         map: &ClassMap,
-        bytes: &[u8],
+        length: usize,
         group: usize,
         visitor: &mut V,
     ) {
-        for part in bytes.chunks(GROUPS * GROUP * W::WIDTH) {
-            let length = (part.len() / W::WIDTH) as u32;
-            let before = &mut self.before[group];
-            self.batch.fill::<W, S>(part, map);
-            visitor.visit::<S>(group, (self.first, length), &self.batch, before);
-            let totals = &self.batch.totals[..map.count as usize];
-            for (before, &total) in before.iter_mut().zip(totals) {
-                *before += u32::from(total);
-            }
-            self.first += length;
+        let classes = map.count as usize;
+        let before = &mut self.before[group];
+        self.batch.close::<S>(length, classes);
+        visitor.visit::<S>(group, (self.first, length as u32), &self.batch, before);
+        for (before, &total) in before.iter_mut().zip(&self.batch.totals[..classes]) {
+            *before += u32::from(total);
         }
+        self.first += length as u32;
     }
 }
 
@@ -119,7 +116,8 @@ pub struct Part<'a> {
     pub rows: &'a [u8],
 }
 
-/// Visits a part in batches.
+/// Visits a part in batches. Rows that follow one another share them where they are whole groups of
+/// elements.
 #[inline(always)]
 fn walk<W: Word, S: Simd, V: Visitor>(part: &Part<'_>, progress: &mut Progress, visitor: &mut V) {
     let Part {
@@ -128,15 +126,29 @@ fn walk<W: Word, S: Simd, V: Visitor>(part: &Part<'_>, progress: &mut Progress, 
         map,
         rows,
     } = part;
-    if rows.is_empty() {
-        if let Some(bytes) = matrix.contiguous(block) {
-            progress.visit::<W, S, V>(map, bytes, 0, visitor);
-            return;
+    let whole = matrix.contiguous(block).filter(|_| rows.is_empty());
+    let lines = if whole.is_some() { 1 } else { block.rows };
+    let (mut length, mut group) = (0, 0);
+    for line in 0..lines {
+        let own = rows.get(line).map_or(0, |&g| usize::from(g)) % MAX_GROUPS;
+        if length > 0 && (own != group || length % GROUP != 0) {
+            progress.visit::<S, V>(map, length, group, visitor);
+            length = 0;
+        }
+        group = own;
+        let mut bytes = whole.unwrap_or_else(|| matrix.row(block, line));
+        while !bytes.is_empty() {
+            let filled = progress.batch.add::<W, S>(length, bytes, map);
+            bytes = &bytes[(filled - length) * W::WIDTH..];
+            length = filled;
+            if length == GROUPS * GROUP {
+                progress.visit::<S, V>(map, length, group, visitor);
+                length = 0;
+            }
         }
     }
-    for row in 0..block.rows {
-        let group = rows.get(row).map_or(0, |&g| usize::from(g)) % MAX_GROUPS;
-        progress.visit::<W, S, V>(map, matrix.row(block, row), group, visitor);
+    if length > 0 {
+        progress.visit::<S, V>(map, length, group, visitor);
     }
 }
 

@@ -114,6 +114,16 @@ proptest! {
     }
 
     #[test]
+    fn rows_that_share_batches(
+        bytes in prop::collection::vec(any::<u8>(), 1000..40_000), lines in 1usize..5, groups in 0u8..4,
+        picks in prop::collection::vec(any::<usize>(), 1..200), top in 0u32..300, count in 1u32..17,
+    ) {
+        let map = |shift, mask| ClassMap { shift, mask, top: top.min(mask), count };
+        check::<u8>(&bytes, 64 * lines, groups, map(3, 0xf), &picks);
+        check::<u16>(&bytes, 64 * lines, groups, map(7, 0xff), &picks);
+    }
+
+    #[test]
     fn ranks_that_do_not_exist(
         bytes in prop::collection::vec(any::<u8>(), 2..3000),
         ranks in prop::collection::vec(0u32..2000, 1..20), split in any::<prop::sample::Index>(),
