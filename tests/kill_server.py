@@ -56,7 +56,7 @@ def publish(board, rest):
 def pull(board, directory):
     head = board.head()
     ready()
-    version = 0
+    version = rounds = 0
     while True:
         # Forward step by step, then from the start again.
         try:
@@ -66,8 +66,9 @@ def pull(board, directory):
             version = head
             if os.path.exists(directory) and board.pull(directory, threads=1).versions == 0:
                 # At once, as a half removed one is no pull's fault.
-                os.rename(directory, f"{os.path.dirname(directory)}-gone-{os.getpid()}")
-                version = 0
+                gone = f"{os.path.dirname(directory)}-gone-{os.getpid()}-{rounds}"
+                os.rename(directory, gone)
+                version, rounds = 0, rounds + 1
 
 def collect(board, rest):
     publisher = board.publisher()

@@ -82,7 +82,10 @@ def test_a_pull_killed_at_random_moments(
     directory = tmp_path / "out" / "pulled"
     found: Counter[str] = Counter()
     with kill_server(seed=8) as server:
-        while server.kills < kills:
+        # On until one was hit in the middle, which a fast machine seldom shows.
+        while server.kills < kills or (
+            not found["torn"] + found["none"] and server.kills < 10 * kills
+        ):
             server.kill_one("pull", board.url, endpoint, str(directory))
             if not directory.exists():
                 found["none"] += 1
@@ -97,7 +100,7 @@ def test_a_pull_killed_at_random_moments(
                 board.pull(directory, threads=1)
                 assert holds(directory, 5)
                 shutil.rmtree(directory)
-    assert server.kills == kills
+    assert server.kills >= kills
     assert found["whole"] > kills // 10
     assert found["torn"] + found["none"] > 0
     # A pull into the same name removes what those before have left and is known to be theirs.
@@ -116,7 +119,8 @@ def test_collections_killed_at_random_moments(tmp_path: Path) -> None:
     follower = reopened(board).follower(served)
     left = 0
     with kill_server(seed=9) as server:
-        while server.kills < kills:
+        # On until one was hit between its boundary and its end, which a fast machine seldom shows.
+        while server.kills < kills or (not left and server.kills < 10 * kills):
             server.kill_one("collect", board.url)
             board = reopened(board)
             # No marker before the first collection.
@@ -133,7 +137,7 @@ def test_collections_killed_at_random_moments(tmp_path: Path) -> None:
                 assert same(late, model(version))
             # Killed between the boundary and the end.
             left += len(board.log()) > head - boundary + 1
-    assert server.kills == kills
+    assert server.kills >= kills
     assert left > 0
     assert boundary > kills // 10
     with board.publisher() as publisher:
