@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..errors import DeltawireError, StoreError, UntrustedDelta, WrongVersion
 from ..reader import inspect
 from ..sources import open_delta
+from .hop import Hop
 from .manifest import Manifest, ObjectRef
 from .ranged import fetch_needed
 
@@ -23,25 +24,25 @@ Progress = Callable[[int], object]
 
 
 class FetchedDelta:
-    """A version's delta in an unnamed file, its BLAKE3 checked.
+    """A delta in an unnamed file, its BLAKE3 checked.
 
     Attributes:
-        manifest: of the version that it leads to.
+        hop: which delta.
         pull_seconds: that fetching took.
         fetched: bytes that it brought; less than the delta's where a shard needs less.
     """
 
     def __init__(
         self,
-        manifest: Manifest,
+        hop: Hop,
         place: str,
         file: BinaryIO,
         seconds: float,
         fetched: int | None = None,
     ) -> None:
-        self.manifest = manifest
+        self.hop = hop
         self.pull_seconds = seconds
-        self.fetched = manifest.bytes if fetched is None else fetched
+        self.fetched = hop.bytes if fetched is None else fetched
         self._whole = fetched is None
         self._place = place
         self._file = file
@@ -60,7 +61,7 @@ class FetchedDelta:
             if error.path is None or error.path == self.path:
                 error.path = self._place
             if error.version is None:
-                error.version = self.manifest.version
+                error.version = self.hop.version
             raise
 
     def check(self, base: bytes) -> None:
@@ -73,19 +74,19 @@ class FetchedDelta:
         with self.blamed():
             # Verifies every checksum; the records of a part were checked one by one.
             info = inspect(self.path) if self._whole else self._header()
-            manifest = self.manifest
+            hop = self.hop
             claims = [
-                ("version", manifest.version, info.version),
-                ("base version", manifest.parent_version, info.base_version),
+                ("version", hop.version, info.version),
+                ("base version", hop.base_version, info.base_version),
                 ("base state", base, info.base_state),
-                ("base state", manifest.base_state, info.base_state),
-                ("result state", manifest.result_state, info.result_state),
+                ("base state", hop.base_state, info.base_state),
+                ("result state", hop.result_state, info.result_state),
             ]
             for what, wanted, found in claims:
                 # An overwrite delta need not name a base.
                 if found != wanted and not (found is None and what.startswith("base")):
                     raise UntrustedDelta(
-                        f"the delta's {what} is {_text(found)}, its manifest says "
+                        f"the delta's {what} is {_text(found)}, its record says "
                         f"{_text(wanted)}; tell the publisher"
                     )
 
@@ -100,14 +101,14 @@ class FetchedDelta:
 
 def fetch_deltas(
     board: Board,
-    manifests: Sequence[Manifest],
+    hops: Sequence[Hop],
     base: bytes,
     *,
     spool: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     only_for: Mapping[str, Any] | None = None,
 ) -> list[FetchedDelta]:
-    """Fetch the deltas of ``manifests`` in order, the first starting from state ``base``.
+    """Fetch deltas that follow one another, the first starting from state ``base``.
 
     All checksums are checked. Files are unnamed, so that a crash leaves nothing behind. With
     ``only_for``, a target of shards, just what they need is fetched where that is worth it.
@@ -117,11 +118,11 @@ def fetch_deltas(
     """
     fetched: list[FetchedDelta] = []
     try:
-        for manifest in manifests:
-            fetched.append(_fetch(board, manifest, spool, progress, only_for))
+        for hop in hops:
+            fetched.append(_fetch(board, hop, spool, progress, only_for))
         for delta in fetched:
             delta.check(base)
-            base = delta.manifest.result_state
+            base = delta.hop.result_state
     except BaseException:
         for delta in fetched:
             delta.close()
@@ -131,22 +132,22 @@ def fetch_deltas(
 
 def _fetch(
     board: Board,
-    manifest: Manifest,
+    hop: Hop,
     spool: str | os.PathLike[str] | None,
     progress: Progress | None,
     only_for: Mapping[str, Any] | None,
 ) -> FetchedDelta:
     fetched = None
     started = time.perf_counter()
-    (item,) = manifest.objects
+    (item,) = hop.parts
     try:
         file = tempfile.TemporaryFile(dir=spool, prefix="deltawire-")  # noqa: SIM115
         try:
             if only_for is None or item.records is None:
-                with of_version(manifest.version):
+                with of_version(hop.version):
                     fetch_object(board, item, file, progress)
             else:
-                with of_version(manifest.version):
+                with of_version(hop.version):
                     fetched = fetch_needed(board, item, only_for, file)
                 if progress is not None:
                     progress(fetched)
@@ -162,7 +163,7 @@ def _fetch(
             path=place,
         ) from error
     place = f"{board.url.rstrip('/')}/{item.path}"
-    return FetchedDelta(manifest, place, file, time.perf_counter() - started, fetched)
+    return FetchedDelta(hop, place, file, time.perf_counter() - started, fetched)
 
 
 @contextlib.contextmanager

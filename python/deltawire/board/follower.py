@@ -203,7 +203,7 @@ class Follower:
                 raise
         self._loader, self._run = loader, run
         versions = [] if loader is None else [loader.manifest.version]
-        return versions + [manifest.version for manifest in path.deltas]
+        return versions + [hop.version for hop in path.deltas]
 
     def commit(self) -> list[AdvanceStats]:
         """Write what :meth:`stage` has prepared; nothing if nothing is."""
@@ -213,9 +213,9 @@ class Follower:
             if loader is not None:
                 done.append(self._load(loader))
             if run is not None:
-                for manifest in run.waiting:
+                for hop in run.waiting:
                     done.append(run.commit())
-                    self._arrive(manifest)
+                    self._arrive(hop.manifest)
                     self._shard_state = run.shard_state
         finally:
             self.discard()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BrokenChain, RolledBack, UntrustedDelta, WrongVersion
+from .hop import Hop
 from .manifest import AnchorFiles, Manifest
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ class Path:
     Attributes:
         goal: manifest of the version that the path leads to.
         anchor: loaded first; None: the path starts from what the reader holds.
-        deltas: manifests of the versions whose deltas follow.
+        deltas: follow, each starting from the version that the one before leads to.
     """
 
     goal: Manifest
     anchor: Anchor | None
-    deltas: tuple[Manifest, ...]
+    deltas: tuple[Hop, ...]
 
     @property
     def first(self) -> int | None:
@@ -65,7 +66,7 @@ class Path:
     def bytes(self) -> int:
         """Bytes to fetch."""
         anchor = 0 if self.anchor is None else self.anchor.files.bytes
-        return anchor + sum(manifest.bytes for manifest in self.deltas)
+        return anchor + sum(hop.bytes for hop in self.deltas)
 
 
 def find_path(
@@ -101,7 +102,7 @@ def find_path(
         chain = None  # checked as far as it is there, but not to be relied on
     paths = []
     if chain is not None and not from_anchor and all(item.objects for item in chain):
-        deltas = Path(goal, None, tuple(chain))
+        deltas = Path(goal, None, tuple(Hop.of(item) for item in chain))
         # No anchor has fewer bytes than the tensors.
         if deltas.bytes <= goal.dense_bytes:
             return deltas
@@ -303,7 +304,7 @@ def _anchor_path(board: Board, goal: Manifest, version: int) -> Path | None:
             version=version,
             path=board.url,
         )
-    return Path(goal, Anchor(manifests[0], files), tuple(deltas))
+    return Path(goal, Anchor(manifests[0], files), tuple(Hop.of(item) for item in deltas))
 
 
 def find_anchor(board: Board, manifest: Manifest, goal: Manifest) -> AnchorFiles | None:

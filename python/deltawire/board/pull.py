@@ -314,11 +314,11 @@ class _Pull:
             ) as run,
         ):
             run.stage()
-            for manifest in steps.deltas:
-                self._write(dataclasses.replace(self.state, pending=manifest.version))
+            for hop in steps.deltas:
+                self._write(dataclasses.replace(self.state, pending=hop.version))
                 step = run.commit()
                 checkpoint.flush()
-                self._arrive(manifest, self.state.files)
+                self._arrive(hop.manifest, self.state.files)
                 self.done.append(step)
                 run.stage()
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from ..apply import Staged, stage
 from ..types import Record
 from .fetch import FetchedDelta, Progress, fetch_deltas
-from .manifest import Manifest, State
+from .hop import Hop
+from .manifest import State
 
 if TYPE_CHECKING:
     from .board import Board
@@ -49,7 +50,7 @@ class DeltaRun:
     def __init__(
         self,
         board: Board,
-        manifests: Sequence[Manifest],
+        hops: Sequence[Hop],
         base: bytes,
         target: Mapping[str, Any],
         *,
@@ -61,7 +62,7 @@ class DeltaRun:
         """Fetch and check all deltas; the target is not looked at.
 
         Args:
-            manifests: of the versions that the deltas lead to, in order.
+            hops: the deltas, each starting from the version that the one before leads to.
             base: 16 bytes, the state that the first starts from.
             target: name -> tensor, changed in place by :meth:`commit`.
             threads: for decoding; by default all cores.
@@ -79,7 +80,7 @@ class DeltaRun:
         self.shard_state: bytes | None = None
         self._waiting = fetch_deltas(
             board,
-            manifests,
+            hops,
             base,
             spool=spool,
             progress=progress,
@@ -99,9 +100,9 @@ class DeltaRun:
         self.close()
 
     @property
-    def waiting(self) -> list[Manifest]:
-        """Manifests of the versions that are not committed yet."""
-        return [delta.manifest for delta in self._waiting]
+    def waiting(self) -> list[Hop]:
+        """The deltas that are not committed yet."""
+        return [delta.hop for delta in self._waiting]
 
     def stage(self) -> None:
         """Prepare the next delta, if there is one: all is checked, and nothing written.
@@ -118,7 +119,7 @@ class DeltaRun:
             staged = stage(
                 delta.path,
                 self._target,
-                expect_result=delta.manifest.result_state,
+                expect_result=delta.hop.result_state,
                 threads=self._threads,
                 partial=self._partial,
             )
@@ -142,15 +143,14 @@ class DeltaRun:
         commit_seconds = time.perf_counter() - started
         del self._waiting[0]
         delta.close()
-        manifest = delta.manifest
         return AdvanceStats(
-            manifest.version,
+            delta.hop.version,
             delta.fetched,
             staged.changed,
             delta.pull_seconds,
             stage_seconds,
             commit_seconds,
-            manifest.result_state,
+            delta.hop.result_state,
         )
 
     def close(self) -> None:
