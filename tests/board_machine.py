@@ -85,6 +85,7 @@ class Totals:
     errors: Counter[str] = field(default_factory=Counter)
     versions: int = 0
     collected: int = 0
+    skips: int = 0
 
 
 class BoardMachine(RuleBasedStateMachine):
@@ -250,6 +251,27 @@ class BoardMachine(RuleBasedStateMachine):
             writer.publisher.publish_anchor(version, self.arrays(version), max_shard_bytes=400)
         except PUBLISHING as error:
             self.failed(error)
+
+    @precondition(lambda self: len(self.there()) > 1)
+    @rule(data=st.data(), fault=faults, given=st.booleans())
+    def add_skip(self, data: st.DataObject, fault: dict[str, Any] | None, given: bool) -> None:
+        """A delta over some versions, by anybody."""
+        self.totals.events["add skip"] += 1
+        ends = st.lists(st.sampled_from(self.there()), min_size=2, max_size=2, unique=True)
+        base, version = sorted(data.draw(ends))
+        weights = self.arrays(base) if given else None
+        try:
+            self.board(self.plan(fault)).add_skip(
+                base, version, weights=weights, key=self.key, threads=1, scratch=self.scratch
+            )
+        except (*PUBLISHING, dw.BrokenChain) as error:
+            self.failed(error)
+            return
+        self.observe()
+        self.totals.skips += 1
+        target = copied(self.arrays(base))
+        (step,) = self.board().follower(target, version=base, threads=1).advance(version)
+        assert same(target, self.arrays(version))
 
     @precondition(lambda self: self.writers)
     @rule(place=st.sampled_from([-1, 0]))

@@ -54,7 +54,7 @@ class Cli:
     def __call__(self, *words: object, status: int = 0) -> Done:
         """Run with these words; the exit status must be ``status``."""
         self._capsys.readouterr()
-        on_board = bool(words) and words[0] in ("publish", "pull", "log", "gc")
+        on_board = bool(words) and words[0] in ("publish", "pull", "log", "compose", "gc")
         options = self.board_options if on_board else []
         ended = main([*map(str, words), *options])
         captured = self._capsys.readouterr()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SERVER = """
-import os, sys
+import contextlib, os, sys
 sys.path.insert(0, sys.argv[1])
 import deltawire as dw
 from board_runs import model
@@ -79,7 +79,16 @@ def collect(board, rest):
         publisher.publish_anchor(head + 1, model(head + 1), threads=1)
         board.collect(keep=2, sweep=True)
 
-work.update(publish=publish, pull=pull, collect=collect)
+def skip(board, rest):
+    head = board.head()
+    ready()
+    while True:
+        for base in range(head - 1):
+            for version in range(base + 2, head + 1):
+                with contextlib.suppress(dw.VersionConflict):
+                    board.add_skip(base, version, weights=model(base), threads=1)
+
+work.update(publish=publish, pull=pull, collect=collect, skip=skip)
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import deltawire as dw
 from board_runs import Arrays, advance, contents, copied, fresh_memory, model, same, zeros
-from deltawire.board import background
+from deltawire.board import background, worker
 from deltawire.board.plan import find_anchor
 
 
@@ -90,13 +90,13 @@ def test_when_the_chain_outweighs_an_anchor(board: dw.Board) -> None:
 def test_deltas_do_not_wait(board: dw.Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """An anchor that takes for ever delays nothing, and is of the bits of its own version."""
     go_on = threading.Event()
-    real = background.pull
+    real = worker.pull
 
     def slow(*arguments: Any, **options: Any) -> object:
         assert go_on.wait(30)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(background, "pull", slow)
+    monkeypatch.setattr(worker, "pull", slow)
     arrays = model()
     with board.publisher(anchor_every=2) as publisher:
         publisher.publish_anchor(0, arrays)
@@ -146,7 +146,7 @@ def test_closing_cancels(
 def test_failures_are_told_once_and_harm_no_delta(
     board: dw.Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = background.pull
+    real = worker.pull
     broken = True
 
     def sometimes(*arguments: Any, **options: Any) -> object:
@@ -154,13 +154,13 @@ def test_failures_are_told_once_and_harm_no_delta(
             raise dw.StoreError("the disk is full", path="/scratch")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(background, "pull", sometimes)
+    monkeypatch.setattr(worker, "pull", sometimes)
     arrays = model()
     publisher = board.publisher(anchor_every=2)
     publisher.publish_anchor(0, arrays)
     publish_all(publisher, 2, arrays)
     deadline = time.monotonic() + 20
-    while publisher._background is None or publisher._background._error is None:
+    while publisher._workers[-1]._error is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     base, new = copied(arrays), copied(arrays)
@@ -212,7 +212,7 @@ def test_a_version_that_is_collected_before_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = dw.Board(tmp_path / "board", create=True)
-    real = background.pull
+    real = worker.pull
     turns = []
 
     def late(*arguments: Any, **options: Any) -> object:
@@ -222,7 +222,7 @@ def test_a_version_that_is_collected_before_its_turn(
             board.collect(keep=1)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(background, "pull", late)
+    monkeypatch.setattr(worker, "pull", late)
     arrays = model()
     with board.publisher() as first:
         first.publish_anchor(0, arrays)

@@ -146,6 +146,31 @@ def test_collections_killed_at_random_moments(tmp_path: Path) -> None:
     assert [manifest.version for manifest in board.log()] == [head + 1]
 
 
+def test_skip_records_killed_at_random_moments(tmp_path: Path) -> None:
+    """A skip record is there with its delta or not at all; a sweep removes what was left."""
+    board, kills = dw.Board(tmp_path / "board", create=True), 60
+    publish(board, 12)
+    with kill_server(seed=10) as server:
+        while server.kills < kills:
+            server.kill_one("skip", board.url, most=0.03)
+    added = [
+        (base, version)
+        for base in range(11)
+        for version in range(base + 2, 13)
+        if board.store.skip_record(version, base) is not None
+    ]
+    assert len(added) > 5
+    before = len(stored(board))
+    board.collect(keep=100, sweep=True, safety_age=0)
+    assert len(stored(board)) == 12 + 1 + 2 * len(added)
+    assert before >= len(stored(board))
+    for base, version in added:
+        target = model(base)
+        (step,) = board.follower(target, version=base).advance(version)
+        assert step.version == version
+        assert same(target, model(version))
+
+
 MEASURE = """
 import json, sys, threading, time
 import numpy as np

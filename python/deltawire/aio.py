@@ -37,8 +37,11 @@ from .board import (
     PublishStats,
     PullStats,
     SigningKey,
+    SkipStats,
 )
 from .board.fetch import Progress
+from .sources import PathLike, Sink
+from .types import DeltaStats
 
 __all__ = ["AsyncBoard", "AsyncFollower", "AsyncPublisher", "Versions"]
 
@@ -213,6 +216,32 @@ class AsyncBoard(_Opened):
     async def collect(self, **settings: Any) -> CollectStats:
         """As ``Board.collect``; once begun, it is finished."""
         return await self._worker.run(lambda board, stop: board.collect(**settings))
+
+    async def compose(
+        self,
+        base: int,
+        version: int,
+        sink: PathLike | Sink,
+        *,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> DeltaStats:
+        """As ``Board.compose``; ``sink`` is written by another thread."""
+        return await self._worker.run(
+            lambda board, stop: board.compose(
+                base, version, sink, progress=stop.progress(progress), **settings
+            )
+        )
+
+    async def add_skip(
+        self, base: int, version: int, *, progress: Progress | None = None, **settings: Any
+    ) -> SkipStats:
+        """As ``Board.add_skip``."""
+        return await self._worker.run(
+            lambda board, stop: board.add_skip(
+                base, version, progress=stop.progress(progress), **settings
+            )
+        )
 
     async def fetch(self, version: int, file: BinaryIO) -> int:
         """As ``Board.fetch``; ``file`` is written by another thread."""

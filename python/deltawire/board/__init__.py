@@ -6,7 +6,8 @@ gets from one version to another, ``fetch`` and ``steps`` bring, check and apply
 of them speak about, and ``options`` say how a remote store is reached. ``trust`` is about keys,
 ``records`` where signatures are checked, ``vouching`` what a signing publisher may name, ``watch``
 what a reader remembers. ``lease`` and ``collect`` decide how long versions stay, ``overtaken``
-what a reader does when one has gone, ``background`` makes anchors while deltas are published,
+what a reader does when one has gone. ``skip`` folds deltas, ``hop`` finds the cheapest way over
+them, ``background`` makes anchors and skip records while deltas are published (in a ``worker``),
 and ``history`` shows all that. The protocol itself is in Rust (``spec/commit-v1.md``).
 """
 
@@ -19,6 +20,7 @@ from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
 from .options import Credentials, StoreOptions
 from .publisher import Publisher
 from .pull import PullStats
+from .skip import SkipStats
 from .steps import AdvanceStats
 from .trust import PublicKey, SigningKey, Trust
 from .watch import Stale
@@ -38,6 +40,7 @@ __all__ = [
     "Publisher",
     "PullStats",
     "SigningKey",
+    "SkipStats",
     "Stale",
     "StoreOptions",
     "Trust",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import DeltawireError, VersionConflict
 from ..types import Sized
-from .manifest import State
+from .manifest import ObjectRef, PartRef, State
+from .ranged import WORTH_BYTES
 
 if TYPE_CHECKING:
     from .. import _native
@@ -70,6 +71,19 @@ class Attempt:
             elif not self.commit_begun or isinstance(error, VersionConflict):
                 for path in self.paths:
                     self.store.delete(path)
+
+
+def uploaded_delta(
+    attempt: Attempt, upload: _native.BoardUpload, records_path: str, hashes: bytes
+) -> PartRef:
+    """Finish a delta, and put the hashes of its records beside it if it is worth it."""
+    delta = ObjectRef(*upload.finish())
+    if delta.bytes < WORTH_BYTES:
+        return PartRef(delta.path, delta.bytes, delta.blake3)
+    records = attempt.store.upload(records_path)
+    attempt.opened(records, records_path)
+    records.write(hashes)
+    return PartRef(delta.path, delta.bytes, delta.blake3, ObjectRef(*records.finish()))
 
 
 @contextlib.contextmanager

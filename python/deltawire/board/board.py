@@ -6,13 +6,15 @@ import copy
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, Literal
 
 from .. import _native
 from ..errors import WrongVersion
+from ..sources import PathLike, Sink
 from ..testing import FaultPlan
-from .background import AnchorSettings
+from ..types import DeltaStats, Profile
+from .background import AnchorSettings, SkipSettings
 from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
 from .fetch import check_file
 from .follower import Follower
@@ -22,6 +24,7 @@ from .options import StoreOptions
 from .publisher import Publisher
 from .pull import PullStats, pull
 from .records import Records
+from .skip import SkipStats, compose_versions, publish_skip
 from .trust import PublicKey, SigningKey, Trust
 from .watch import OnStale
 
@@ -190,6 +193,62 @@ class Board:
         check_file(self, manifest, path)
         return manifest
 
+    def compose(
+        self,
+        base: int,
+        version: int,
+        sink: PathLike | Sink,
+        *,
+        weights: PathLike | Mapping[str, Any] | None = None,
+        profile: Profile | None = None,
+        threads: int | None = None,
+        scratch: PathLike | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> DeltaStats:
+        """Write the delta between two versions into a file.
+
+        See :func:`deltawire.board.skip.compose_versions`.
+        """
+        return compose_versions(
+            self,
+            base,
+            version,
+            sink,
+            weights=weights,
+            profile=profile,
+            threads=threads,
+            scratch=scratch,
+            progress=progress,
+        )
+
+    def add_skip(
+        self,
+        base: int,
+        version: int,
+        *,
+        weights: PathLike | Mapping[str, Any] | None = None,
+        key: SigningKey | None = None,
+        profile: Profile | None = None,
+        threads: int | None = None,
+        scratch: PathLike | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> SkipStats:
+        """Add the delta between two versions, for readers to choose.
+
+        See :func:`deltawire.board.skip.publish_skip`.
+        """
+        return publish_skip(
+            self,
+            base,
+            version,
+            weights=weights,
+            key=key,
+            profile=profile,
+            threads=threads,
+            scratch=scratch,
+            progress=progress,
+        )
+
     def boundary(self) -> int | None:
         """The oldest version that can be relied on; None if nothing was ever collected.
 
@@ -267,6 +326,10 @@ class Board:
         anchor_scratch: str | os.PathLike[str] | None = None,
         anchor_threads: int = 1,
         anchor_close: Literal["wait", "cancel"] = "wait",
+        skip_spans: Sequence[int] = (),
+        skip_scratch: str | os.PathLike[str] | None = None,
+        skip_threads: int = 1,
+        skip_close: Literal["wait", "cancel"] = "wait",
     ) -> Publisher:
         """Open the board for publishing; fences every publisher that was opened before.
 
@@ -274,6 +337,11 @@ class Board:
         published, without holding up the next. It needs nothing from the trainer: it folds
         the board's own anchor and deltas into a directory on disk, proves the result, and
         uploads that. While one is made, later versions wait for the next turn.
+
+        With ``skip_spans`` a thread for each span adds to every version that is a multiple of it
+        the delta over so many versions, for readers that are far behind. It is smaller than the
+        deltas that it folds, because elements change more than once. Each thread keeps the
+        weights that its next delta starts from in a directory on disk.
 
         Args:
             run: name of the run, written into every version; by default that of the head.
@@ -288,6 +356,11 @@ class Board:
                 closed; by default the system's temporary directory.
             anchor_threads: for folding and comparing.
             anchor_close: whether closing waits for an anchor that is being made, or drops it.
+            skip_spans: numbers of versions, for example ``(8, 64)``.
+            skip_scratch: directory with room for one checkpoint a span; by default the system's
+                temporary directory. Not needed where all deltas are ``fast`` or ``overwrite``.
+            skip_threads: for folding and encoding, for each span.
+            skip_close: whether closing waits for a skip record that is being made, or drops it.
         """
         anchors = AnchorSettings(
             every=anchor_every,
@@ -297,7 +370,10 @@ class Board:
             threads=anchor_threads,
             close=anchor_close,
         )
-        return Publisher(self, run=run, key=key, anchors=anchors)
+        skips = SkipSettings(
+            spans=tuple(skip_spans), scratch=skip_scratch, threads=skip_threads, close=skip_close
+        )
+        return Publisher(self, run=run, key=key, anchors=anchors, skips=skips)
 
     def introduce_key(self, new: PublicKey, *, by: SigningKey, first: int | None = None) -> int:
         """Tell readers who trust ``by`` to trust ``new`` from a version on, and ``by`` before it.

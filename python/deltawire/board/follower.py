@@ -13,10 +13,11 @@ from ..digest import state_digest
 from ..errors import DeltawireError, TargetError, WrongBase
 from .anchor import AnchorLoader
 from .fetch import Progress
+from .hop import Held
 from .lease import LeaseHolder
 from .manifest import Manifest
 from .overtaken import retried
-from .plan import Held, Path, find_path
+from .plan import Path, find_path
 from .ranged import is_partial
 from .steps import AdvanceStats, DeltaRun
 from .watch import OnStale, Watch

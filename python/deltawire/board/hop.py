@@ -1,10 +1,35 @@
-"""One step of a path along a board's versions."""
+"""The steps of a path along a board's versions, and the cheapest way over deltas."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .manifest import Manifest, PartRef
+from .manifest import Manifest, PartRef, SkipRecord
+
+if TYPE_CHECKING:
+    from .records import Records
+
+
+@dataclass(frozen=True)
+class Held:
+    """The version that a reader holds.
+
+    Attributes:
+        version: its number.
+        digest: BLAKE3 of its manifest, if the reader remembers it.
+        state: 16 bytes, if the reader knows it.
+    """
+
+    version: int
+    digest: str | None = None
+    state: bytes | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Held:
+        """What a reader of a version holds."""
+        return cls(manifest.version, manifest.digest, manifest.result_state)
 
 
 @dataclass(frozen=True)
@@ -17,7 +42,7 @@ class Hop:
         base_state: 16 bytes, the state of that version.
         parts: its objects.
         changed: elements that it changes.
-        is_link: whether it folds the deltas of several versions.
+        is_skip: whether it folds the deltas of several versions.
     """
 
     manifest: Manifest
@@ -25,12 +50,13 @@ class Hop:
     base_state: bytes
     parts: tuple[PartRef, ...]
     changed: int
-    is_link: bool = False
+    is_skip: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> Hop:
         """The delta of a version that has one."""
-        assert manifest.parent is not None and manifest.base_state is not None
+        assert manifest.parent is not None
+        assert manifest.base_state is not None
         return cls(
             manifest,
             manifest.parent.version,
@@ -38,6 +64,12 @@ class Hop:
             manifest.objects,
             manifest.changed,
         )
+
+    @classmethod
+    def over(cls, manifest: Manifest, record: SkipRecord) -> Hop:
+        """The delta of a skip record to a version."""
+        base = record.base.version
+        return cls(manifest, base, record.base_state, record.objects, record.changed, is_skip=True)
 
     @property
     def version(self) -> int:
@@ -53,3 +85,61 @@ class Hop:
     def bytes(self) -> int:
         """Bytes of the delta."""
         return sum(part.bytes for part in self.parts)
+
+
+def cheapest(
+    records: Records, start: Held, chain: Sequence[Manifest], goal: Manifest
+) -> tuple[Hop, ...] | None:
+    """The deltas with the fewest bytes from ``start`` to the end of ``chain``.
+
+    Looks for the skip records that manifests announce, and for one over the whole way.
+
+    Args:
+        start: with digest and state.
+        chain: validated manifests of the versions after ``start``, without gaps.
+        goal: of the version that all is for.
+
+    Returns:
+        None where a version without a delta is in the way.
+
+    Raises:
+        UntrustedDelta: a skip record that does not belong to the manifests, or that no trusted key
+            signed.
+    """
+    places = [start, *(Held.of(manifest) for manifest in chain)]
+    # For each place the bytes of the way there, and its last hop.
+    best: list[tuple[int, Hop | None] | None] = [(0, None), *(None for _ in chain)]
+    for at, manifest in enumerate(chain, 1):
+        for hop in _hops(records, manifest, places[:at], len(chain), goal):
+            before = best[hop.base_version - start.version]
+            if before is None:
+                continue
+            cost = before[0] + hop.bytes
+            known = best[at]
+            if known is None or cost < known[0]:
+                best[at] = (cost, hop)
+    way: list[Hop] = []
+    at = len(chain)
+    while at > 0:
+        found = best[at]
+        if found is None or found[1] is None:
+            return None
+        way.append(found[1])
+        at = found[1].base_version - start.version
+    return tuple(reversed(way))
+
+
+def _hops(
+    records: Records, manifest: Manifest, places: Sequence[Held], length: int, goal: Manifest
+) -> Iterator[Hop]:
+    """The deltas that lead to a version from one of the places before it, the shortest first."""
+    if manifest.objects:
+        yield Hop.of(manifest)
+    first = places[0].version
+    spans = {span for span in manifest.skips if manifest.version - span >= first}
+    if len(places) == length > 1:
+        spans.add(length)
+    for span in sorted(spans):
+        record = records.skip(manifest, places[manifest.version - span - first], goal)
+        if record is not None:
+            yield Hop.over(manifest, record)

@@ -91,6 +91,8 @@ class Manifest(Record):
         write_id: random name of the attempt that committed it.
         time: of the commit, in seconds since 1970; informative.
         meta: the publisher's own text.
+        skips: spans of the skip records that lead to this version, if they were added: one from
+            ``version - span`` each.
         signer: name of the key that it says it is signed with; empty without a signature. True
             only where the board was opened with trusted keys.
         digest: BLAKE3 of the manifest's bytes, 64 hexadecimal digits; empty before a commit.
@@ -113,6 +115,7 @@ class Manifest(Record):
     time: float
     run: str = ""
     meta: Mapping[str, str] = field(default_factory=dict)
+    skips: tuple[int, ...] = ()
     signer: str = ""
     digest: str = ""
 
@@ -163,13 +166,14 @@ class Manifest(Record):
             time=value["time_ms"] / 1000,
             run=value.get("run", ""),
             meta=value.get("meta", {}),
+            skips=tuple(value.get("skips", ())),
             signer=_native.record_signer(raw) or "",
             digest=digest,
         )
 
     def to_json(self) -> _Bytes:
         """JSON for the Rust core, which checks it and stores it in canonical form."""
-        return json.dumps(
+        return _json(
             {
                 "format": 1,
                 "run": self.run,
@@ -177,10 +181,7 @@ class Manifest(Record):
                 "parent": None if self.parent is None else self.parent.as_dict(),
                 "base_state": None if self.base_state is None else self.base_state.hex(),
                 "result_state": self.result_state.hex(),
-                "objects": [
-                    {key: item for key, item in part.as_dict().items() if item is not None}
-                    for part in self.objects
-                ],
+                "objects": _parts(self.objects),
                 "anchor": None if self.anchor is None else self.anchor.as_dict(),
                 "last_anchor": None if self.last_anchor is None else self.last_anchor.as_dict(),
                 "elements": self.elements,
@@ -189,10 +190,10 @@ class Manifest(Record):
                 "epoch": self.epoch,
                 "write_id": self.write_id,
                 "time_ms": round(self.time * 1000),
+                "skips": list(self.skips),
                 "meta": dict(self.meta),
-            },
-            ensure_ascii=False,
-        ).encode()
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ class AnchorRecord(Record):
 
     def to_json(self) -> bytes:
         """JSON for the Rust core, which checks it and stores it in canonical form."""
-        return json.dumps(
+        return _json(
             {
                 "format": 1,
                 "version": self.version,
@@ -236,7 +237,77 @@ class AnchorRecord(Record):
                 "write_id": self.write_id,
                 "time_ms": round(self.time * 1000),
             }
-        ).encode()
+        )
+
+
+@dataclass(frozen=True)
+class SkipRecord(Record):
+    """A delta that leads from an earlier version straight to a later one.
+
+    Attributes:
+        version: that it leads to.
+        manifest: BLAKE3 of that version's manifest, 64 hexadecimal digits.
+        base: the version that it starts from, with the BLAKE3 of its manifest.
+        base_state, result_state: 16 bytes, the states of the two.
+        objects: the delta.
+        changed: elements that it changes.
+        write_id: random name of the attempt that wrote it.
+        time: of the commit, in seconds since 1970; informative.
+    """
+
+    version: int
+    manifest: str
+    base: VersionRef
+    base_state: State
+    result_state: State
+    objects: tuple[PartRef, ...]
+    changed: int
+    write_id: str
+    time: float
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> SkipRecord:
+        """Read a record that the Rust core has validated."""
+        value = json.loads(raw)
+        base = value["base"]
+        return cls(
+            version=value["version"],
+            manifest=value["manifest"],
+            base=VersionRef(base["version"], base["digest"]),
+            base_state=bytes.fromhex(value["base_state"]),
+            result_state=bytes.fromhex(value["result_state"]),
+            objects=tuple(_part(item) for item in value["objects"]),
+            changed=value.get("changed", 0),
+            write_id=value["write_id"],
+            time=value["time_ms"] / 1000,
+        )
+
+    def to_json(self) -> bytes:
+        """JSON for the Rust core, which checks it and stores it in canonical form."""
+        return _json(
+            {
+                "format": 1,
+                "version": self.version,
+                "manifest": self.manifest,
+                "base": self.base.as_dict(),
+                "base_state": self.base_state.hex(),
+                "result_state": self.result_state.hex(),
+                "objects": _parts(self.objects),
+                "changed": self.changed,
+                "write_id": self.write_id,
+                "time_ms": round(self.time * 1000),
+            }
+        )
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _parts(parts: tuple[PartRef, ...]) -> list[dict[str, Any]]:
+    return [
+        {key: item for key, item in part.as_dict().items() if item is not None} for part in parts
+    ]
 
 
 def anchor_files(value: Mapping[str, Any]) -> AnchorFiles:

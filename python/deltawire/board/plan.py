@@ -10,27 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BrokenChain, RolledBack, UntrustedDelta, WrongVersion
-from .hop import Hop
+from .hop import Held, Hop, cheapest
 from .manifest import AnchorFiles, Manifest
 
 if TYPE_CHECKING:
     from .board import Board
     from .records import Start
-
-
-@dataclass(frozen=True)
-class Held:
-    """The version that a reader holds.
-
-    Attributes:
-        version: its number.
-        digest: BLAKE3 of its manifest, if the reader remembers it.
-        state: 16 bytes, if the reader knows it.
-    """
-
-    version: int
-    digest: str | None = None
-    state: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -97,16 +82,18 @@ def find_path(
     goal = _goal(board, held, to, seen)
     if seen is not None and (held is None or seen.version != held.version):
         _check_seen(board, seen, goal)
-    chain = None if held is None else _chain_from(board, held, goal)
+    start, chain = (None, None) if held is None else _chain_from(board, held, goal)
     if held is not None and held.version + 1 < oldest:
         chain = None  # checked as far as it is there, but not to be relied on
     paths = []
-    if chain is not None and not from_anchor and all(item.objects for item in chain):
-        deltas = Path(goal, None, tuple(Hop.of(item) for item in chain))
-        # No anchor has fewer bytes than the tensors.
-        if deltas.bytes <= goal.dense_bytes:
-            return deltas
-        paths.append(deltas)
+    if start is not None and chain is not None and not from_anchor:
+        hops = cheapest(board.records, start, chain, goal)
+        if hops is not None:
+            deltas = Path(goal, None, hops)
+            # No anchor has fewer bytes than the tensors.
+            if deltas.bytes <= goal.dense_bytes:
+                return deltas
+            paths.append(deltas)
     if held is not None and not from_anchor:
         oldest = max(oldest, held.version + 1)
     anchored = _from_newest_anchor(board, goal, chain or (), oldest)
@@ -173,34 +160,40 @@ def _check_seen(board: Board, seen: Held, goal: Manifest) -> None:
         raise _lost(board, seen.version, f"but holds the earlier version {goal.version}")
 
 
-def _chain_from(board: Board, held: Held, goal: Manifest) -> list[Manifest] | None:
-    """Validated manifests after ``held`` up to ``goal``; None if some were collected."""
+def _chain_from(
+    board: Board, held: Held, goal: Manifest
+) -> tuple[Held | None, list[Manifest] | None]:
+    """What is held, as the board has it, and the validated manifests after it up to ``goal``.
+
+    None if some were collected.
+    """
     first = held.version + 1
     own = board.records.manifest(held.version, held.digest)
     if own is not None:
         _check_same_history(board, held, own)
     if goal.version == held.version:
         _check_same_history(board, held, goal)
-        return []
+        return Held.of(goal), []
     if not board.store.has_version(first):
         _check_collected(board, held, first)
-        return None
+        return None, None
     start: Start | None = None
     if own is not None:
+        held = Held.of(own)
         start = (own.version, own.digest, own.result_state.hex(), own.epoch, own.run)
     elif held.digest is not None and held.state is not None:
         start = (held.version, held.digest, held.state.hex(), 0, None)
     if start is None:
         # Nothing vouches for the link from what is held to the first manifest.
-        return None
+        return None, None
     try:
-        return _read(board, first, goal, start)
+        return held, _read(board, first, goal, start)
     except BrokenChain:
         if board.store.has_version(first):
             raise
         # A collection is at work, which takes the oldest first.
         _check_collected(board, held, first)
-        return None
+        return None, None
 
 
 def _check_collected(board: Board, held: Held, first: int) -> None:
@@ -290,7 +283,7 @@ def _anchor_path(board: Board, goal: Manifest, version: int) -> Path | None:
     manifests = _read(board, version, goal, None)
     files = find_anchor(board, manifests[0], goal)
     deltas = manifests[1:]
-    if files is None or not all(item.objects for item in deltas):
+    if files is None:
         return None
     named = goal.last_anchor
     if (
@@ -304,7 +297,8 @@ def _anchor_path(board: Board, goal: Manifest, version: int) -> Path | None:
             version=version,
             path=board.url,
         )
-    return Path(goal, Anchor(manifests[0], files), tuple(Hop.of(item) for item in deltas))
+    hops = cheapest(board.records, Held.of(manifests[0]), deltas, goal)
+    return None if hops is None else Path(goal, Anchor(manifests[0], files), hops)
 
 
 def find_anchor(board: Board, manifest: Manifest, goal: Manifest) -> AnchorFiles | None:

@@ -21,23 +21,21 @@ from ..errors import (
 from ..stream import diff
 from ..types import Profile, Tiling
 from .anchor import Source
-from .attempt import Attempt, PublishStats, attempted
-from .background import AnchorSettings, BackgroundAnchors
+from .attempt import Attempt, PublishStats, attempted, uploaded_delta
+from .background import AnchorSettings, BackgroundAnchors, BackgroundSkips, SkipSettings
 from .fetch import Progress
 from .manifest import (
     AnchorFiles,
     AnchorRecord,
     Manifest,
-    ObjectRef,
     PartRef,
     VersionRef,
 )
-from .ranged import WORTH_BYTES
 from .trust import SigningKey
 from .vouching import check_uploaded, judging, last_anchor
+from .worker import Worker
 
 if TYPE_CHECKING:
-    from .. import _native
     from .board import Board
 
 #: Tensor bytes in one file of an anchor that is made from tensors.
@@ -57,6 +55,7 @@ class Publisher:
         run: str | None = None,
         key: SigningKey | None = None,
         anchors: AnchorSettings | None = None,
+        skips: SkipSettings | None = None,
     ) -> None:
         """Use :meth:`deltawire.Board.publisher`."""
         self._board = board
@@ -66,10 +65,13 @@ class Publisher:
         self._epoch = self._store.acquire_epoch(secrets.token_hex(16), _now_ms())
         self._anchor: VersionRef | None = None
         self._last: VersionRef | None = None
-        self._background: BackgroundAnchors | None = None
+        self._skips = SkipSettings() if skips is None else skips
+        source = judging(board, key)
+        self._workers: list[Worker] = [
+            BackgroundSkips(source, self._skips, span, key) for span in self._skips.spans
+        ]
         if anchors is not None and anchors.wanted:
-            source = judging(board, key)
-            self._background = BackgroundAnchors(source, anchors, self._upload_anchor)
+            self._workers.append(BackgroundAnchors(source, anchors, self._upload_anchor))
         self._closed = False
 
     @property
@@ -93,18 +95,22 @@ class Publisher:
             self._end(cancel=True)
 
     def close(self) -> None:
-        """Refuse to publish any more; wait for an anchor in the background, or cancel it.
+        """Refuse to publish any more; wait for work in the background, or cancel it.
 
         Raises:
-            DeltawireError: an anchor in the background failed; everything else was published.
+            DeltawireError: work in the background failed; everything else was published.
         """
         self._end()
-        if self._background is not None:
-            self._background.check()
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        for worker in self._workers:
+            worker.check()
 
     def _end(self, *, cancel: bool | None = None) -> None:
-        if self._background is not None and not self._closed:
-            self._background.close(cancel=cancel)
+        if not self._closed:
+            for worker in self._workers:
+                worker.close(cancel=cancel)
         self._closed = True
 
     def publish(
@@ -140,12 +146,11 @@ class Publisher:
             VersionConflict: another publisher was opened, or committed this version first.
             LayoutMismatch: names, shapes or dtypes disagree.
             StoreError: the store failed.
-            DeltawireError: an anchor made in the background failed since the last call, which
-                is told once and before anything is done.
+            DeltawireError: work in the background failed since the last call, which is told
+                once and before anything is done.
         """
         head = self._head()
-        if self._background is not None:
-            self._background.check()
+        self._check_workers()
         if head is None:
             raise WrongVersion(
                 "the board is empty; its first version is a whole checkpoint: publish_anchor",
@@ -183,7 +188,8 @@ class Publisher:
             encoded = time.perf_counter()
             if stats.result_state is None:
                 raise WrongBase("the delta's states are not known; give the whole base")
-            delta = self._with_records(attempt, upload, stats.record_hashes)
+            records = self._store.records_path(version, 0, attempt.write_id)
+            delta = uploaded_delta(attempt, upload, records, stats.record_hashes)
             self._commit(
                 attempt,
                 self._manifest(
@@ -321,19 +327,6 @@ class Publisher:
             anchor=True,
         )
 
-    def _with_records(
-        self, attempt: Attempt, upload: _native.BoardUpload, hashes: bytes
-    ) -> PartRef:
-        """Finish a delta, and put the hashes of its records beside it if it is worth it."""
-        delta = ObjectRef(*upload.finish())
-        if delta.bytes < WORTH_BYTES:
-            return PartRef(delta.path, delta.bytes, delta.blake3)
-        path = self._store.records_path(attempt.version, 0, attempt.write_id)
-        records = self._store.upload(path)
-        attempt.opened(records, path)
-        records.write(hashes)
-        return PartRef(delta.path, delta.bytes, delta.blake3, ObjectRef(*records.finish()))
-
     def _head(self) -> Manifest | None:
         if self._closed:
             raise StoreError("this publisher is closed; open another", path=self._board.url)
@@ -436,6 +429,7 @@ class Publisher:
             time=_now_ms() / 1000,
             run=self._run_name(head),
             meta=dict(meta or {}),
+            skips=self._skips.at(attempt.version),
         )
 
     def _commit(self, attempt: Attempt, manifest: Manifest) -> str:
@@ -444,8 +438,8 @@ class Publisher:
         key = None if self._key is None else self._key.native
         digest = self._store.commit(manifest.version, raw, key)
         self._last = VersionRef(manifest.version, digest)
-        if self._background is not None:
-            self._background.committed(manifest)
+        for worker in self._workers:
+            worker.committed(manifest)
         return digest
 
     def _add_anchor(self, attempt: Attempt, existing: Manifest, files: AnchorFiles) -> None:

@@ -32,9 +32,10 @@ from ..errors import StoreError, TargetError, UntrustedDelta, WrongBase
 from ..types import Record
 from .anchor import PLAIN_NAME
 from .fetch import Progress, fetch_object, of_version
+from .hop import Held
 from .manifest import Manifest, State
 from .overtaken import retried
-from .plan import Anchor, Held, find_path
+from .plan import Anchor, find_path
 from .plan import Path as Steps
 from .records import Introduced
 from .steps import AdvanceStats, DeltaRun

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import BrokenChain, UntrustedDelta
-from .manifest import AnchorRecord, Manifest
+from .manifest import AnchorRecord, Manifest, SkipRecord
 
 if TYPE_CHECKING:
     from .. import _native
+    from .hop import Held
     from .trust import Trust
 
 #: Version, manifest digest, state, epoch and run that a chain must continue.
@@ -87,6 +88,41 @@ class Records:
             for version, (raw, _) in enumerate(records, first):
                 self._ring.check_manifest(self._store, version, raw)
         return [Manifest.from_json(raw, digest) for raw, digest in records]
+
+    def skip(self, manifest: Manifest, base: Held, goal: Manifest) -> SkipRecord | None:
+        """The delta from ``base`` to the version of ``manifest``, None if there is none.
+
+        Args:
+            base: with digest and state.
+            goal: of the version that it is to lead to in the end.
+
+        Raises:
+            UntrustedDelta: it belongs to other manifests, or no trusted key signed it.
+        """
+        version = manifest.version
+        found = self._store.skip_record(version, base.version)
+        if found is None:
+            return None
+        raw, _ = found
+        if self._ring is not None:
+            self._ring.check_skip(
+                self._store, version, base.version, goal.version, manifest.run, raw
+            )
+        record = SkipRecord.from_json(raw)
+        for what, claimed, own in (
+            ("manifest", record.manifest, manifest.digest),
+            ("result state", record.result_state, manifest.result_state),
+            ("base", record.base.digest, base.digest),
+            ("base state", record.base_state, base.state),
+        ):
+            if claimed != own:
+                raise UntrustedDelta(
+                    f"the skip record from version {base.version} has another {what} than the "
+                    "board's manifests; tell the publisher",
+                    version=version,
+                    path=self._url,
+                )
+        return record
 
     def anchor_digest(self, version: int) -> str | None:
         """The digest of a version's anchor record as it is stored, None without one."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.durable import new_file, read_small
 from ..errors import RolledBack, StaleBoard, TargetError
 from ..types import Record
+from .hop import Held
 from .manifest import Manifest
-from .plan import Held
 from .records import Introduced
 
 if TYPE_CHECKING:

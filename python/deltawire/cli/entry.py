@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import DeltawireError, StoreError
-from . import apply, board, demo, diff, gc, inspect, keys, log
+from . import apply, board, compose, demo, diff, gc, inspect, keys, log
 from .arguments import CommandError, Parser
 from .output import to_json
 
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"deltawire {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (diff, apply, inspect, board, log, gc, keys, demo):
+    for module in (diff, apply, inspect, board, log, compose, gc, keys, demo):
         module.add_parsers(verbs)
     return parser
 

@@ -50,6 +50,33 @@ pub fn records(version: u64, part: u32, write_id: WriteId) -> String {
     format!("{OBJECTS}/{version}/{part}-{write_id}.records")
 }
 
+/// `objects/<version>/from-<base>.json`: the record of a delta over several versions. It lies beside its
+/// objects, so that it goes with them when the version is collected.
+#[must_use]
+pub fn skip_record(version: u64, base: u64) -> String {
+    format!("{OBJECTS}/{version}/from-{base}.json")
+}
+
+/// `objects/<version>/from-<base>-<write id>.dw`: a delta over several versions.
+#[must_use]
+pub fn skip_object(version: u64, base: u64, write_id: WriteId) -> String {
+    format!("{OBJECTS}/{version}/from-{base}-{write_id}.dw")
+}
+
+/// `objects/<version>/from-<base>-<write id>.records`: hashes of its records.
+#[must_use]
+pub fn skip_records(version: u64, base: u64, write_id: WriteId) -> String {
+    format!("{OBJECTS}/{version}/from-{base}-{write_id}.records")
+}
+
+/// The base of a skip record's file name, if it is one.
+#[must_use]
+pub fn parse_skip_name(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("from-")?.strip_suffix(".json")?;
+    let base = digits.parse().ok()?;
+    (digits == format!("{base}")).then_some(base)
+}
+
 /// `anchors/<version>`, and `anchors/<version>-<attempt>` from the second attempt on.
 #[must_use]
 pub fn anchor_directory(version: u64, attempt: u32) -> String {

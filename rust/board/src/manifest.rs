@@ -15,6 +15,8 @@ pub const FORMAT: u64 = 1;
 pub const MAX_RECORD: u64 = 8 << 20;
 /// Bytes of keys and values of `meta` together.
 pub const MAX_META: usize = 256 << 10;
+/// Most spans in `skips`.
+pub const MAX_SKIPS: usize = 16;
 /// Names that may stand in `requires`.
 pub const KNOWN_FEATURES: &[&str] = &[];
 
@@ -94,6 +96,10 @@ pub struct Manifest {
     pub write_id: WriteId,
     /// Wall time of the commit, milliseconds since 1970.
     pub time_ms: u64,
+    /// Spans of skip records that the publisher means to add: for each `s` one from version - s. A reader
+    /// that is that far behind looks for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skips: Vec<u64>,
     /// Free.
     #[serde(default)]
     pub meta: BTreeMap<String, String>,
@@ -131,10 +137,7 @@ impl Manifest {
 
     /// The objects of the delta: its parts, and the hashes of their records.
     pub fn delta_objects(&self) -> impl Iterator<Item = &ObjectRef> {
-        self.objects
-            .iter()
-            .flat_map(|part| [Some(&part.object), part.records.as_ref()])
-            .flatten()
+        objects_of(&self.objects)
     }
 
     /// Bytes of the delta.
@@ -168,23 +171,11 @@ impl Manifest {
             _ if self.parent.is_some() && self.base_state.is_some() => {}
             _ => return Err(untrusted("a delta without parent or base state".to_owned())),
         }
-        let mut paths = BTreeSet::new();
-        for part in &self.objects {
-            check_path(&part.object.path, OBJECTS)?;
-            let mut fresh = paths.insert(&part.object.path);
-            if let Some(records) = &part.records {
-                check_path(&records.path, OBJECTS)?;
-                fresh &= paths.insert(&records.path);
-                if !records.bytes.is_multiple_of(32) || records.bytes < 64 {
-                    return Err(untrusted(format!(
-                        "hashes of records take 32 bytes each, not {} in all",
-                        records.bytes
-                    )));
-                }
-            }
-            if !fresh {
-                return Err(untrusted("an object stands twice".to_owned()));
-            }
+        check_parts(&self.objects)?;
+        if self.skips.len() > MAX_SKIPS || self.skips.iter().any(|s| *s < 2 || *s > self.version) {
+            return Err(untrusted(format!(
+                "skips are at most {MAX_SKIPS} numbers of versions, from 2 to this version's"
+            )));
         }
         if let Some(anchor) = &self.anchor {
             anchor.check()?;
@@ -210,6 +201,37 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// The parts of a delta, and the hashes of their records.
+pub(crate) fn objects_of(parts: &[Part]) -> impl Iterator<Item = &ObjectRef> {
+    parts
+        .iter()
+        .flat_map(|part| [Some(&part.object), part.records.as_ref()])
+        .flatten()
+}
+
+/// Checks paths and lengths of the objects of a delta.
+pub(crate) fn check_parts(parts: &[Part]) -> Result<()> {
+    let mut paths = BTreeSet::new();
+    for part in parts {
+        check_path(&part.object.path, OBJECTS)?;
+        let mut fresh = paths.insert(&part.object.path);
+        if let Some(records) = &part.records {
+            check_path(&records.path, OBJECTS)?;
+            fresh &= paths.insert(&records.path);
+            if !records.bytes.is_multiple_of(32) || records.bytes < 64 {
+                return Err(untrusted(format!(
+                    "hashes of records take 32 bytes each, not {} in all",
+                    records.bytes
+                )));
+            }
+        }
+        if !fresh {
+            return Err(untrusted("an object stands twice".to_owned()));
+        }
+    }
+    Ok(())
 }
 
 /// What every record begins with; read first, so that a newer record is named as such.

@@ -25,6 +25,8 @@ pub enum Signed {
     Anchor,
     /// The introduction of a new key.
     Key,
+    /// A skip record.
+    Skip,
 }
 
 impl Signed {
@@ -35,6 +37,7 @@ impl Signed {
             Self::Manifest => b"deltawire board v1 manifest\0",
             Self::Anchor => b"deltawire board v1 anchor\0",
             Self::Key => b"deltawire board v1 key\0",
+            Self::Skip => b"deltawire board v1 skip\0",
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Leftovers of attempts: what no record lists, and none will list.
 //!
-//! The board is listed whole. Deltas of a version that exists can be listed by its manifest only,
-//! which never changes, so that others in its directory are leftovers for certain; an anchor can be
-//! added at any time, so for one that nothing lists there is only its age.
+//! The board is listed whole. The delta of a version that exists can be listed by its manifest only,
+//! which never changes; anchors, and deltas over several versions, can be added at any time, so for
+//! one that nothing lists there is only its age.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,6 +14,8 @@ use crate::error::{ErrorKind, Result};
 use crate::head::head;
 use crate::housekeeping::{Dated, Freed};
 use crate::layout::{self, ANCHORS, CONTROL, MANIFESTS, OBJECTS, READERS};
+use crate::manifest::objects_of;
+use crate::skip::SkipRecord;
 use crate::store::Store;
 
 /// What a sweep removed, or would.
@@ -96,7 +98,7 @@ impl Sweep<'_> {
             if objects.iter().all(|object| object.modified_ms > self.old) {
                 continue;
             }
-            let listed: BTreeSet<String> = match self.manifest(*version)? {
+            let mut listed: BTreeSet<String> = match self.manifest(*version)? {
                 Seen::Whole(link) => {
                     let objects = link.manifest.delta_objects();
                     objects.map(|object| object.path.clone()).collect()
@@ -104,6 +106,9 @@ impl Sweep<'_> {
                 Seen::Collected => BTreeSet::new(),
                 Seen::Unclear => continue,
             };
+            if *version >= self.floor && !self.skips(*version, objects, &mut listed)? {
+                continue;
+            }
             for object in objects {
                 if object.modified_ms <= self.old && !listed.contains(&object.path) {
                     self.remove(object, swept)?;
@@ -111,6 +116,32 @@ impl Sweep<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Adds what skip records list, and themselves; false if one cannot be read.
+    fn skips(
+        &self,
+        version: u64,
+        objects: &[Dated],
+        listed: &mut BTreeSet<String>,
+    ) -> Result<bool> {
+        for object in objects {
+            let name = object.path.rsplit('/').next().unwrap_or_default();
+            let Some(base) = layout::parse_skip_name(name) else {
+                continue;
+            };
+            match SkipRecord::read_bytes(self.store, version, base) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => {
+                    let record = SkipRecord::parse(&bytes, version, base)?;
+                    listed.extend(objects_of(&record.objects).map(|item| item.path.clone()));
+                    listed.insert(object.path.clone());
+                }
+                Err(error) if error.kind == ErrorKind::Store => return Err(error),
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 
     fn anchors(&self, swept: &mut Swept) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::hex::Hex;
 use crate::layout;
 use crate::manifest::{parse_record, to_record, untrusted, Manifest, MAX_RECORD};
 use crate::sign::{split, PublicKey, Signature, Signed, SigningKey};
+use crate::skip::SkipRecord;
 use crate::store::{Created, Store};
 
 /// Introductions that may stand between a key of the keyring and the one that signed.
@@ -228,14 +229,48 @@ impl Keyring {
     ) -> Result<String> {
         let place = |error: Error| error.at(layout::anchor_record(version)).version(version);
         AnchorRecord::parse(record, version).map_err(place)?;
-        let (signature, payload) = self.signature(record).map_err(place)?;
-        let key = self.find(store, &signature.key, run, 0).map_err(place)?;
-        let key = &self.keys[key];
-        // A later key may add an anchor to an earlier version.
         let needed = if vouched { version } else { goal.max(version) };
-        key.check(needed.max(key.first))
-            .and_then(|()| key.key.verify(Signed::Anchor, &payload, signature.ed25519))
-            .map_err(place)?;
+        self.check_added(store, needed, run, Signed::Anchor, record)
+            .map_err(place)
+    }
+
+    /// As [`Keyring::check_anchor`] for the record of a delta from version `base` to `version`.
+    ///
+    /// # Errors
+    /// As [`Keyring::check_manifest`].
+    pub fn check_skip(
+        &mut self,
+        store: &Store,
+        version: u64,
+        base: u64,
+        goal: u64,
+        run: &str,
+        record: &[u8],
+    ) -> Result<String> {
+        let place = |error: Error| {
+            error
+                .at(layout::skip_record(version, base))
+                .version(version)
+        };
+        SkipRecord::parse(record, version, base).map_err(place)?;
+        self.check_added(store, goal.max(version), run, Signed::Skip, record)
+            .map_err(place)
+    }
+
+    /// Checks a record that may be added to a version at any time, also by a later key.
+    fn check_added(
+        &mut self,
+        store: &Store,
+        needed: u64,
+        run: &str,
+        kind: Signed,
+        record: &[u8],
+    ) -> Result<String> {
+        let (signature, payload) = self.signature(record)?;
+        let key = self.find(store, &signature.key, run, 0)?;
+        let key = &self.keys[key];
+        key.check(needed.max(key.first))?;
+        key.key.verify(kind, &payload, signature.ed25519)?;
         Ok(signature.key)
     }
 

@@ -9,7 +9,9 @@ use common::*;
 use deltawire_board::commit::{commit, discard};
 use deltawire_board::head::{head, Hint};
 use deltawire_board::{anchor, chain, epoch, layout};
-use deltawire_board::{AnchorRecord, Created, ErrorKind, Hex, Link, Store};
+use deltawire_board::{
+    AnchorRecord, Created, ErrorKind, Hex, Link, Manifest, SkipRecord, Store, VersionRef,
+};
 
 #[test]
 fn versions_are_committed_and_found_on_every_store() {
@@ -252,6 +254,102 @@ fn an_anchor_record_is_committed_once() {
     store.delete(&layout::manifest(0)).unwrap();
     store.overwrite(layout::LATEST, b"{}").unwrap();
     assert_eq!(head(&store, None).unwrap(), Some(2));
+}
+
+#[test]
+fn a_skip_record_is_committed_once_and_checked() {
+    let store = memory("commit-skip");
+    let end = fill(&store, 0, 3, 0);
+    let base = Link::read(&store, 1).unwrap().unwrap();
+    let write_id = Hex([1; 16]);
+    let record = SkipRecord {
+        format: 1,
+        requires: Vec::new(),
+        version: 3,
+        manifest: end.digest,
+        base: VersionRef {
+            version: 1,
+            digest: base.digest,
+        },
+        base_state: base.manifest.result_state,
+        result_state: end.state,
+        objects: next(&end, 0, 1).objects,
+        changed: 7,
+        write_id,
+        time_ms: 0,
+        signature: None,
+    };
+    assert_eq!(SkipRecord::read_bytes(&store, 3, 1).unwrap(), None);
+    record.commit(&store, None).unwrap();
+    let bytes = SkipRecord::read_bytes(&store, 3, 1).unwrap().unwrap();
+    assert_eq!(SkipRecord::parse(&bytes, 3, 1).unwrap(), record);
+    assert_eq!(SkipRecord::read_bytes(&store, 3, 0).unwrap(), None);
+    let again = SkipRecord {
+        write_id: Hex([2; 16]),
+        ..record.clone()
+    };
+    let error = again.commit(&store, None).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Conflict);
+    assert_eq!(
+        error.path.as_deref(),
+        Some(layout::skip_record(3, 1).as_str())
+    );
+    for (version, base) in [(3, 0), (2, 1)] {
+        let error = SkipRecord::parse(&bytes, version, base).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Untrusted);
+    }
+    let backwards = |version, base| SkipRecord {
+        version,
+        base: VersionRef {
+            version: base,
+            ..record.base
+        },
+        ..record.clone()
+    };
+    for (version, base) in [(3, 3), (1, 2), (u64::MAX, 1)] {
+        assert!(backwards(version, base).commit(&store, None).is_err());
+    }
+    let empty = SkipRecord {
+        objects: Vec::new(),
+        ..record
+    };
+    assert!(empty.commit(&store, None).is_err());
+}
+
+#[test]
+fn names_of_skip_records() {
+    let name = layout::skip_record(9, 3);
+    assert_eq!(name, "objects/9/from-3.json");
+    let parse = |name: &str| layout::parse_skip_name(name);
+    assert_eq!(parse("from-3.json"), Some(3));
+    assert_eq!(parse("from-0.json"), Some(0));
+    let write_id = Hex([1; 16]);
+    let object = layout::skip_object(9, 3, write_id);
+    for other in [
+        object.rsplit('/').next().unwrap(),
+        "from-.json",
+        "from-03.json",
+        "from-+3.json",
+        "from-3.json.tmp",
+        "from-3",
+        "0-1.dw",
+    ] {
+        assert_eq!(parse(other), None, "{other}");
+    }
+}
+
+#[test]
+fn spans_in_a_manifest_are_bounded() {
+    let store = memory("commit-spans");
+    let end = fill(&store, 0, 3, 0);
+    let with = |skips| Manifest {
+        skips,
+        ..next(&end, 0, 1)
+    };
+    assert!(with(vec![2, 4]).to_bytes().is_ok());
+    for bad in [vec![1], vec![0], vec![5], (2..19).collect()] {
+        assert!(with(bad).to_bytes().is_err());
+    }
 }
 
 #[test]

@@ -116,10 +116,12 @@ pub fn compose<R: ReadAt, S: Write>(
     let states = (first.index.base_state, last.index.result_state);
     if let (Some(_), (Some(from), Some(to))) = (base, states) {
         if from.plus(change) != to {
-            return Err(Error::corrupt(format!(
-                "the changes up to version {} do not add up to the state that it names [F20]",
+            let message = format!(
+                "the changes up to version {} do not lead from the base to the state that it names \
+                 [F20]; give the state that the first delta starts from",
                 last.header.version
-            )));
+            );
+            return Err(Error::new(Kind::WrongBase, message));
         }
     }
     let digests = (0..tensors.len()).map(|t| digest_after(last, t));

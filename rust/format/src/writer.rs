@@ -395,7 +395,9 @@ impl<W: Write> Writer<W> {
     ) -> Result<(W, Summary)> {
         self.index.result_state = result;
         self.index.base_state = base.filter(|_| self.header.base_state.is_none());
-        self.index.digests = digests;
+        self.index.digests = (digests.into_iter().enumerate())
+            .map(|(t, digest)| digest.filter(|_| self.is_told(t)))
+            .collect();
         self.write_end(base, result)
     }
 
@@ -424,15 +426,18 @@ impl<W: Write> Writer<W> {
         self.index.result_state = result.filter(|_| !partial);
         // Stated once.
         self.index.base_state = base.filter(|_| !partial && self.header.base_state.is_none());
-        // Where every tile has a chunk, their digests tell the tensor's [F20].
-        let told = self.untold.iter().zip(&self.header.tensors);
-        self.index.digests = (self.digests.iter().zip(told))
-            .map(|(d, (&untold, t))| {
-                d.filter(|_| !partial && (untold > 0 || t.tiles() == 0))
+        self.index.digests = (self.digests.iter().enumerate())
+            .map(|(t, d)| {
+                d.filter(|_| !partial && self.is_told(t))
                     .map(|d| d[1].lanes[0] as u32)
             })
             .collect();
         self.write_end(base, result)
+    }
+
+    /// Whether a tensor's digest is written: where every tile has a chunk, their digests tell it [F20].
+    fn is_told(&self, t: usize) -> bool {
+        self.untold[t] > 0 || self.header.tensors[t].tiles() == 0
     }
 
     fn write_end(mut self, base: Option<Digest>, result: Option<Digest>) -> Result<(W, Summary)> {

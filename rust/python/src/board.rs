@@ -9,8 +9,8 @@ use deltawire_board::head::{head, Hint};
 use deltawire_board::location::without_secrets;
 use deltawire_board::{anchor, chain, epoch, layout};
 use deltawire_board::{
-    AnchorRecord, Blake3, ChainStart, Error, ErrorKind, Link, Manifest, State, Store, StoreOptions,
-    Upload, WriteId,
+    AnchorRecord, Blake3, ChainStart, Error, ErrorKind, Link, Manifest, SkipRecord, State, Store,
+    StoreOptions, Upload, WriteId,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -319,6 +319,47 @@ impl BoardStore {
     fn anchor_record<'py>(&self, py: Python<'py>, version: u64) -> PyResult<Option<Record<'py>>> {
         let found = self.run(py, |store| AnchorRecord::read_bytes(store, version))?;
         Ok(found.map(|bytes| (PyBytes::new(py, &bytes), Blake3::of(&bytes).to_string())))
+    }
+
+    /// The paths of a delta over several versions, and of the hashes of its records.
+    #[staticmethod]
+    fn skip_paths(
+        py: Python<'_>,
+        version: u64,
+        base: u64,
+        write_id: &str,
+    ) -> PyResult<(String, String)> {
+        let write_id = WriteId::parse(write_id).map_err(|error| to_python(py, "", error))?;
+        Ok((
+            layout::skip_object(version, base, write_id),
+            layout::skip_records(version, base, write_id),
+        ))
+    }
+
+    fn skip_record<'py>(
+        &self,
+        py: Python<'py>,
+        version: u64,
+        base: u64,
+    ) -> PyResult<Option<Record<'py>>> {
+        let found = self.run(py, |store| SkipRecord::read_bytes(store, version, base))?;
+        Ok(found.map(|bytes| (PyBytes::new(py, &bytes), Blake3::of(&bytes).to_string())))
+    }
+
+    #[pyo3(signature = (version, base, record, key=None))]
+    fn commit_skip(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        base: u64,
+        record: &[u8],
+        key: Option<&Bound<'_, SigningKey>>,
+    ) -> PyResult<String> {
+        let key = key.map(|key| &key.get().key);
+        let digest = self.run(py, |store| {
+            SkipRecord::parse(record, version, base)?.commit(store, key)
+        })?;
+        Ok(digest.to_string())
     }
 
     #[pyo3(signature = (version, record, key=None))]

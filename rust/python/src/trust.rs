@@ -196,6 +196,26 @@ impl Keyring {
         })
     }
 
+    /// Checks a skip record's signature; returns the name of its key.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the context that the record is judged in"
+    )]
+    fn check_skip(
+        &self,
+        py: Python<'_>,
+        store: &BoardStore,
+        version: u64,
+        base: u64,
+        goal: u64,
+        run: &str,
+        record: &[u8],
+    ) -> PyResult<String> {
+        store.run(py, |store| {
+            self.with(|ring| ring.check_skip(store, version, base, goal, run, record))
+        })
+    }
+
     /// Keys that were introduced on the board.
     fn introduced(&self) -> Vec<Introduced> {
         self.with(|ring| {

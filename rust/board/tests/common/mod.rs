@@ -89,6 +89,7 @@ pub fn first(store: &Store, version: u64, epoch: u64) -> Manifest {
         epoch,
         write_id: Hex([1; 16]),
         time_ms: 1_700_000_000_000,
+        skips: Vec::new(),
         meta: BTreeMap::new(),
         signature: None,
     }
@@ -125,6 +126,7 @@ pub fn next(parent: &ChainStart, epoch: u64, write_id: u8) -> Manifest {
         epoch,
         write_id,
         time_ms: 1_700_000_000_000,
+        skips: Vec::new(),
         meta: BTreeMap::new(),
         signature: None,
     }
