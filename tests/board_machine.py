@@ -270,7 +270,8 @@ class BoardMachine(RuleBasedStateMachine):
         self.observe()
         self.totals.skips += 1
         target = copied(self.arrays(base))
-        (step,) = self.board().follower(target, version=base, threads=1).advance(version)
+        steps = self.board().follower(target, version=base, threads=1).advance(version)
+        assert len(steps) == 1
         assert same(target, self.arrays(version))
 
     @precondition(lambda self: self.writers)

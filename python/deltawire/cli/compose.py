@@ -61,6 +61,7 @@ def add_parsers(verbs: Any) -> None:
         run=run_compose,
         hints={
             "wrong-base": "give the weights of version A with --base, or leave it out",
+            "conflict": "readers use the one that is there",
             "broken-chain": "begin at a version after the one without a delta",
         },
     )
