@@ -208,13 +208,22 @@ class Skips:
     def __init__(self, sizes: dict[tuple[int, int], int]) -> None:
         self._sizes = sizes
 
-    def skip(self, to: Manifest, base: hop.Held, goal: Manifest) -> SkipRecord | None:
-        size = self._sizes.get((base.version, to.version))
-        if size is None:
-            return None
-        objects = (PartRef("", size, ""),)
-        ref = VersionRef(base.version, "")
-        return SkipRecord(to.version, "", ref, state(base.version), b"", objects, 0, "", 0)
+    def skips(self, ends: list[tuple[hop.Held, Manifest]], goal: Manifest) -> list[SkipRecord]:
+        return [
+            SkipRecord(
+                to.version,
+                "",
+                VersionRef(base.version, ""),
+                state(base.version),
+                b"",
+                (PartRef("", self._sizes[base.version, to.version], ""),),
+                0,
+                "",
+                0,
+            )
+            for base, to in ends
+            if (base.version, to.version) in self._sizes
+        ]
 
 
 def state(version: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,18 +106,19 @@ def cheapest(
         UntrustedDelta: a skip record that does not belong to the manifests, or that no trusted key
             signed.
     """
-    places = [start, *(Held.of(manifest) for manifest in chain)]
+    into: dict[int, list[Hop]] = {item.version: [Hop.of(item)] for item in chain if item.objects}
+    for record in records.skips(_announced(start, chain), goal):
+        manifest = chain[record.version - start.version - 1]
+        into.setdefault(record.version, []).append(Hop.over(manifest, record))
     # For each place the bytes of the way there, and its last hop.
-    best: list[tuple[int, Hop | None] | None] = [(0, None), *(None for _ in chain)]
-    for at, manifest in enumerate(chain, 1):
-        for hop in _hops(records, manifest, places[:at], len(chain), goal):
+    best: list[tuple[int, Hop | None] | None] = [(0, None)]
+    for manifest in chain:
+        known: tuple[int, Hop | None] | None = None
+        for hop in into.get(manifest.version, []):
             before = best[hop.base_version - start.version]
-            if before is None:
-                continue
-            cost = before[0] + hop.bytes
-            known = best[at]
-            if known is None or cost < known[0]:
-                best[at] = (cost, hop)
+            if before is not None and (known is None or before[0] + hop.bytes < known[0]):
+                known = (before[0] + hop.bytes, hop)
+        best.append(known)
     way: list[Hop] = []
     at = len(chain)
     while at > 0:
@@ -129,17 +130,15 @@ def cheapest(
     return tuple(reversed(way))
 
 
-def _hops(
-    records: Records, manifest: Manifest, places: Sequence[Held], length: int, goal: Manifest
-) -> Iterator[Hop]:
-    """The deltas that lead to a version from one of the places before it, the shortest first."""
-    if manifest.objects:
-        yield Hop.of(manifest)
-    first = places[0].version
-    spans = {span for span in manifest.skips if manifest.version - span >= first}
-    if len(places) == length > 1:
-        spans.add(length)
-    for span in sorted(spans):
-        record = records.skip(manifest, places[manifest.version - span - first], goal)
-        if record is not None:
-            yield Hop.over(manifest, record)
+def _announced(start: Held, chain: Sequence[Manifest]) -> list[tuple[Held, Manifest]]:
+    """The ends of deltas over several versions that may be there."""
+    places = [start, *(Held.of(manifest) for manifest in chain)]
+    ends: list[tuple[Held, Manifest]] = []
+    for manifest in chain:
+        spans = {span for span in manifest.skips if manifest.version - span >= start.version}
+        if manifest is chain[-1] and len(chain) > 1:
+            spans.add(len(chain))
+        ends += [
+            (places[manifest.version - span - start.version], manifest) for span in sorted(spans)
+        ]
+    return ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import BrokenChain, UntrustedDelta
@@ -89,21 +90,26 @@ class Records:
                 self._ring.check_manifest(self._store, version, raw)
         return [Manifest.from_json(raw, digest) for raw, digest in records]
 
-    def skip(self, manifest: Manifest, base: Held, goal: Manifest) -> SkipRecord | None:
-        """The delta from ``base`` to the version of ``manifest``, None if there is none.
+    def skips(self, ends: Sequence[tuple[Held, Manifest]], goal: Manifest) -> list[SkipRecord]:
+        """The deltas there are from a base straight to the version of a manifest.
 
         Args:
-            base: with digest and state.
-            goal: of the version that it is to lead to in the end.
+            ends: bases, with digest and state, and manifests.
+            goal: of the version that they are to lead to in the end.
 
         Raises:
             UntrustedDelta: it belongs to other manifests, or no trusted key signed it.
         """
+        pairs = [(manifest.version, base.version) for base, manifest in ends]
+        found = self._store.skip_records(pairs) if pairs else []
+        return [
+            self._skip(base, manifest, goal, record[0])
+            for (base, manifest), record in zip(ends, found, strict=True)
+            if record is not None
+        ]
+
+    def _skip(self, base: Held, manifest: Manifest, goal: Manifest, raw: bytes) -> SkipRecord:
         version = manifest.version
-        found = self._store.skip_record(version, base.version)
-        if found is None:
-            return None
-        raw, _ = found
         if self._ring is not None:
             self._ring.check_skip(
                 self._store, version, base.version, goal.version, manifest.run, raw

@@ -1,6 +1,7 @@
 //! Skip records: a delta that leads from an earlier version straight to a later one, added to a board
 //! beside the chain that it folds.
 
+use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -9,8 +10,12 @@ use crate::layout;
 use crate::manifest::{
     check_parts, parse_record, to_record, untrusted, Part, VersionRef, MAX_RECORD,
 };
+use crate::runtime::block_on;
 use crate::sign::{Signed, SigningKey};
 use crate::store::{Created, Store};
+
+/// Records on their way at once.
+const IN_FLIGHT: usize = 8;
 
 /// A delta over several versions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +78,29 @@ impl SkipRecord {
         };
         Self::parse(&bytes, version, base).map_err(|error| error.at(&path).version(version))?;
         Ok(Some(bytes))
+    }
+
+    /// As [`SkipRecord::read_bytes`] for many pairs of version and base, several at a time.
+    ///
+    /// # Errors
+    /// As [`SkipRecord::read_bytes`], for the first pair that fails.
+    pub fn read_many(store: &Store, pairs: &[(u64, u64)]) -> Result<Vec<Option<Vec<u8>>>> {
+        let read = |&(version, base): &(u64, u64)| async move {
+            let path = layout::skip_record(version, base);
+            let bytes = store.read_soon(&path, MAX_RECORD).await;
+            let bytes = bytes.map_err(|error| error.version(version))?;
+            if let Some(bytes) = &bytes {
+                Self::parse(bytes, version, base)
+                    .map_err(|error| error.at(path).version(version))?;
+            }
+            Ok(bytes)
+        };
+        block_on(
+            futures::stream::iter(pairs)
+                .map(read)
+                .buffered(IN_FLIGHT)
+                .try_collect(),
+        )?
     }
 
     /// Commits the record, create-only, signed by `key` if there is one. Returns the BLAKE3 of its bytes.

@@ -346,6 +346,21 @@ impl BoardStore {
         Ok(found.map(|bytes| (PyBytes::new(py, &bytes), Blake3::of(&bytes).to_string())))
     }
 
+    /// As `skip_record` for pairs of version and base.
+    fn skip_records<'py>(
+        &self,
+        py: Python<'py>,
+        pairs: Vec<(u64, u64)>,
+    ) -> PyResult<Vec<Option<Record<'py>>>> {
+        let found = self.run(py, |store| SkipRecord::read_many(store, &pairs))?;
+        Ok(found
+            .into_iter()
+            .map(|bytes| {
+                bytes.map(|bytes| (PyBytes::new(py, &bytes), Blake3::of(&bytes).to_string()))
+            })
+            .collect())
+    }
+
     #[pyo3(signature = (version, base, record, key=None))]
     fn commit_skip(
         &self,
