@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SERVER = """
-import contextlib, os, sys
+import contextlib, json, os, sys
 sys.path.insert(0, sys.argv[1])
 import deltawire as dw
+import part_runs
 from board_runs import model
 from store_servers import quick_options
 
@@ -88,7 +89,20 @@ def skip(board, rest):
                 with contextlib.suppress(dw.VersionConflict):
                     board.add_skip(base, version, weights=model(base), threads=1)
 
-work.update(publish=publish, pull=pull, collect=collect, skip=skip)
+def together(board, rest):
+    publisher = board.publisher()
+    ready()
+    while True:
+        part_runs.publish_together(board, publisher, "tp2pp2")
+
+def rank(board, ticket):
+    ticket = dw.PublishTicket.from_dict(json.loads(ticket))
+    ready()
+    while True:
+        for number in range(ticket.parts):
+            part_runs.upload(board, ticket, "tp4", number)
+
+work.update(publish=publish, pull=pull, collect=collect, skip=skip, together=together, rank=rank)
 """
 
 

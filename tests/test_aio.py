@@ -35,6 +35,7 @@ def test_names_are_those_of_the_plain_classes() -> None:
     for ours, plain, left_out in [
         (aio.AsyncBoard, dw.Board, {"options", "store", "records", "trusting"}),
         (aio.AsyncPublisher, dw.Publisher, set()),
+        (aio.AsyncPending, dw.PendingVersion, set()),
         (aio.AsyncFollower, dw.Follower, set()),
     ]:
         names = {name for name in vars(plain) if not name.startswith("_")} - left_out
@@ -312,6 +313,52 @@ def test_pulls_cancelled_at_random_moments(tmp_path: Path) -> None:
     for directory in tmp_path.iterdir():
         dw.Board(url).pull(directory)
         assert holds(directory, 6)
+
+
+def test_ranks_publish_together() -> None:
+    url = fresh_memory()
+    publish(dw.Board(url, create=True), 0)
+    names = [sorted(model())[:2], sorted(model())[2:]]
+
+    def held(version: int, rank: int) -> dict[str, Any]:
+        return {name: model(version)[name] for name in names[rank]}
+
+    async def work() -> None:
+        async with (
+            aio.AsyncBoard(url) as one,
+            aio.AsyncBoard(url) as two,
+            one.publisher() as publisher,
+        ):
+            async with await publisher.begin(parts=2, meta={"a": "b"}) as pending:
+                uploads = [
+                    board.upload_part(pending.ticket, rank, base=held(0, rank), new=held(1, rank))
+                    for rank, board in enumerate([one, two])
+                ]
+                parts = await asyncio.gather(*uploads)
+                assert pending.open
+                stats = await pending.commit(parts)
+            assert (stats.version, pending.version, pending.open) == (1, 1, False)
+            # Left without a commit, and with a rank that is cancelled.
+            async with await publisher.begin(parts=2) as pending:
+                await one.upload_part(pending.ticket, 0, base=held(1, 0), new=held(2, 0))
+                plan = FaultPlan()
+                async with aio.AsyncBoard(url, faults=slow(plan)) as late:
+                    task = asyncio.create_task(
+                        late.upload_part(pending.ticket, 1, base=held(1, 1), new=held(2, 1))
+                    )
+                    await asyncio.sleep(0.03)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                await pending.abandon()
+            assert not pending.open
+        assert [part.version for part in parts] == [1, 1]
+
+    run(work())
+    board = dw.Board(url)
+    check_board(board, {0: model(0), 1: model(1)})
+    assert board.manifest(1).meta == {"a": "b"}
+    assert not board.store.list_all("objects/2")
 
 
 # --- New versions ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the README and docs/testing.md show, runs.
+"""What the README, docs/testing.md and docs/ranks.md show, runs.
 
 Python blocks run as they stand. Lines ``$ deltawire ...`` of console blocks run one after the
 other in one directory that holds two checkpoints, ``step-0`` and ``step-1``; where output follows,
@@ -71,7 +71,7 @@ def of_language(page: Path, language: str) -> list[Block]:
     "block",
     [
         block
-        for page in ("README.md", "docs/testing.md")
+        for page in ("README.md", "docs/testing.md", "docs/ranks.md")
         for block in of_language(ROOT / page, "python")
     ],
     ids=lambda block: f"{block.page.stem}-{block.line}",

@@ -29,6 +29,7 @@ __all__ = [
     "check_public_key",
     "compose",
     "default_tile",
+    "join",
     "load_keyring",
     "record_signer",
     "remove_lease",
@@ -106,6 +107,8 @@ class Delta:
     @staticmethod
     def from_path(path: str | PathLike[str], limits: _Limits | None = None) -> Delta: ...
     @staticmethod
+    def slices(path: str, places: list[tuple[int, int, str]]) -> list[Delta]: ...
+    @staticmethod
     def from_bytes(data: bytes, limits: _Limits | None = None) -> Delta: ...
     def info(self) -> dict[str, Any]: ...
     def needed(self, target: list[_Matrix]) -> list[tuple[int, int, int]]: ...
@@ -162,6 +165,17 @@ def compose(
     threads: int | None = None,
     progress: _Progress | None = None,
 ) -> tuple[int, int, int, bytes | None, bytes | None, bytes]: ...
+def join(
+    sink: object | None,
+    parts: list[tuple[Delta, list[int] | None, str]],
+    *,
+    run: str,
+    version: int,
+    base_version: int | None,
+    base_state: bytes,
+    result_state: bytes,
+    meta: dict[str, str],
+) -> tuple[int, int, int, int]: ...
 def tensor_digests(
     tensors: list[tuple[str, str, list[int]]],
     data: list[_Matrix],
@@ -234,6 +248,8 @@ class BoardStore:
     def object_path(version: int, part: int, write_id: str) -> str: ...
     @staticmethod
     def records_path(version: int, part: int, write_id: str) -> str: ...
+    @staticmethod
+    def part_paths(version: int, part: int, write_id: str, upload: str) -> list[str]: ...
     def head(self, known: int | None = None) -> int | None: ...
     def hint(self) -> tuple[int, int | None] | None: ...
     def write_hint(self, version: int, anchor: int | None) -> None: ...

@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, Self, TypeVar
@@ -32,18 +32,21 @@ from .board import (
     Follower,
     Lease,
     Manifest,
+    PendingVersion,
     PublicKey,
     Publisher,
     PublishStats,
+    PublishTicket,
     PullStats,
     SigningKey,
     SkipStats,
+    UploadedPart,
 )
-from .board.fetch import Progress
+from .board.transfer import Progress
 from .sources import PathLike, Sink
 from .types import DeltaStats
 
-__all__ = ["AsyncBoard", "AsyncFollower", "AsyncPublisher", "Versions"]
+__all__ = ["AsyncBoard", "AsyncFollower", "AsyncPending", "AsyncPublisher", "Versions"]
 
 _T = TypeVar("_T")
 _Object = TypeVar("_Object")
@@ -251,6 +254,16 @@ class AsyncBoard(_Opened):
         """As ``Board.check_delta``."""
         return await self._worker.run(lambda board, stop: board.check_delta(path, version))
 
+    async def upload_part(
+        self, ticket: PublishTicket, rank: int, *, progress: Progress | None = None, **settings: Any
+    ) -> UploadedPart:
+        """As ``Board.upload_part``; cancelled, it leaves no part. Other calls wait for it."""
+
+        def work(board: Board, stop: _Stop) -> UploadedPart:
+            return board.upload_part(ticket, rank, progress=stop.progress(progress), **settings)
+
+        return await self._worker.run(work)
+
     async def introduce_key(
         self, new: PublicKey, *, by: SigningKey, first: int | None = None
     ) -> int:
@@ -392,6 +405,11 @@ class AsyncPublisher(_Opened):
 
         return await self._worker.run(work)
 
+    async def begin(self, version: int | None = None, **settings: Any) -> AsyncPending:
+        """As ``Publisher.begin``. What is not committed goes when the publisher is closed."""
+        pending = await self._worker.run(lambda p, stop: p.begin(version, **settings))
+        return AsyncPending(self._worker, pending)
+
     async def publish_anchor(
         self,
         version: int | None,
@@ -408,6 +426,49 @@ class AsyncPublisher(_Opened):
             )
 
         return await self._worker.run(work)
+
+
+class AsyncPending:
+    """As :class:`deltawire.PendingVersion`."""
+
+    def __init__(self, worker: _Worker[Publisher], pending: PendingVersion) -> None:
+        """Use :meth:`AsyncPublisher.begin`."""
+        self._worker, self._pending = worker, pending
+
+    @property
+    def ticket(self) -> PublishTicket:
+        """As ``PendingVersion.ticket``."""
+        return self._pending.ticket
+
+    @property
+    def version(self) -> int:
+        """As ``PendingVersion.version``."""
+        return self._pending.version
+
+    @property
+    def open(self) -> bool:
+        """As ``PendingVersion.open``."""
+        return self._pending.open
+
+    async def commit(self, parts: Iterable[UploadedPart]) -> PublishStats:
+        """As ``PendingVersion.commit``; once begun, it is finished."""
+        return await self._worker.run(lambda publisher, stop: self._pending.commit(parts))
+
+    async def abandon(self) -> None:
+        """As ``PendingVersion.abandon``."""
+        await self._worker.run(lambda publisher, stop: self._pending.abandon())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._pending.open:
+            await self.abandon()
 
 
 class AsyncFollower(_Opened):

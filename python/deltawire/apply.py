@@ -14,7 +14,6 @@ from .reader import describe
 from .sources import open_delta, placed
 from .stream import Progress
 from .tensors import (
-    ITEMSIZE,
     NativeMatrix,
     TensorView,
     as_view,
@@ -49,9 +48,8 @@ def _member(target: Mapping[str, Any], name: str) -> TensorView:
 
 
 def _absent(dtype: str, shape: tuple[int, ...]) -> TensorView:
-    """A shard without elements."""
-    cols = matrix_shape(shape)[1]
-    return TensorView(dtype, shape, np.empty((0, cols * ITEMSIZE[dtype]), np.uint8), corner=(0, 0))
+    """A shard without elements, at the end: where a tensor without elements does not begin."""
+    return TensorView(dtype, shape, np.empty((0, 0), np.uint8), corner=matrix_shape(shape))
 
 
 def matching_views(

@@ -1,7 +1,9 @@
 """The bulletin board: publish immutable versions, follow them from anywhere.
 
-``board`` is the entrance; ``publisher`` and ``anchor`` write; ``plan`` decides how a reader
-gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas,
+``board`` is the entrance; ``publisher`` and ``anchor`` write, ``succession`` says which version may
+follow, ``parts`` and ``pending`` are for ranks that publish together; ``plan`` decides how a reader
+gets from one version to another, ``fetch`` and ``steps`` bring, check and apply deltas, ``joining``
+and ``ranged`` bring those in parts and parts of those, ``transfer`` moves objects,
 ``follower`` to tensors in memory and ``pull`` to a checkpoint directory; ``manifest`` is what all
 of them speak about, and ``options`` say how a remote store is reached. ``trust`` is about keys,
 ``records`` where signatures are checked, ``vouching`` what a signing publisher may name, ``watch``
@@ -18,6 +20,8 @@ from .follower import Follower
 from .lease import Lease
 from .manifest import AnchorFiles, Manifest, ObjectRef, VersionRef
 from .options import Credentials, StoreOptions
+from .parts import PublishTicket, UploadedPart
+from .pending import PendingVersion
 from .publisher import Publisher
 from .pull import PullStats
 from .skip import SkipStats
@@ -35,8 +39,10 @@ __all__ = [
     "Lease",
     "Manifest",
     "ObjectRef",
+    "PendingVersion",
     "PublicKey",
     "PublishStats",
+    "PublishTicket",
     "Publisher",
     "PullStats",
     "SigningKey",
@@ -44,5 +50,6 @@ __all__ = [
     "Stale",
     "StoreOptions",
     "Trust",
+    "UploadedPart",
     "VersionRef",
 ]

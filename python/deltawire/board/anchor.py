@@ -23,9 +23,9 @@ from ..checkpoint.write import split_shards, write_stream
 from ..digest import state_digest
 from ..errors import CorruptCheckpoint, LayoutMismatch, StoreError, UntrustedDelta
 from ..tensors import Bytes, TensorView, as_views, require_writable
-from .fetch import Counting, Progress, fetch_object, of_version
 from .manifest import AnchorFiles, Manifest, ObjectRef, State
 from .plan import Anchor
+from .transfer import Counting, Progress, fetch_object, of_version
 
 if TYPE_CHECKING:
     from .. import _native

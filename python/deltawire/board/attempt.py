@@ -60,7 +60,7 @@ class Attempt:
         self.paths.append(path)
         self.uploads.append(upload)
 
-    def undo(self, error: BaseException) -> None:
+    def undo(self, error: BaseException | None) -> None:
         """Remove what may be removed. The first error matters more than one in here."""
         for upload in self.uploads:
             upload.abort()

@@ -18,13 +18,17 @@ from .background import AnchorSettings, SkipSettings
 from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
 from .fetch import check_file
 from .follower import Follower
+from .hop import Hop
+from .joining import fetch_whole
 from .lease import Lease, read_leases
 from .manifest import Manifest
 from .options import StoreOptions
+from .parts import PublishTicket, UploadedPart, upload_part
 from .publisher import Publisher
 from .pull import PullStats, pull
 from .records import Records
 from .skip import SkipStats, compose_versions, publish_skip
+from .transfer import Progress, of_version
 from .trust import PublicKey, SigningKey, Trust
 from .watch import OnStale
 
@@ -163,6 +167,8 @@ class Board:
     def fetch(self, version: int, file: BinaryIO) -> int:
         """Write a version's delta into ``file``, checking length and BLAKE3; returns its bytes.
 
+        Parts of several writers are joined.
+
         Raises:
             WrongVersion: no such version, or it has no delta.
             UntrustedDelta: the bytes are not the manifest's. ``file`` then holds useless bytes.
@@ -172,9 +178,8 @@ class Board:
             raise WrongVersion(
                 "this version has no delta; load its anchor", version=version, path=self.url
             )
-        for item in manifest.objects:
-            self._store.fetch(item.path, item.bytes, item.blake3, file)
-        return manifest.bytes
+        with of_version(version):
+            return fetch_whole(self, Hop.of(manifest), file)
 
     def check_delta(self, path: str | os.PathLike[str], version: int) -> Manifest:
         """Check that a file is the very delta of a version, as its manifest names it.
@@ -374,6 +379,41 @@ class Board:
             spans=tuple(skip_spans), scratch=skip_scratch, threads=skip_threads, close=skip_close
         )
         return Publisher(self, run=run, key=key, anchors=anchors, skips=skips)
+
+    def upload_part(
+        self,
+        ticket: PublishTicket,
+        rank: int,
+        *,
+        base: str | os.PathLike[str] | Mapping[str, Any],
+        new: str | os.PathLike[str] | Mapping[str, Any],
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> UploadedPart:
+        """Upload one rank's part of a version that :meth:`deltawire.Publisher.begin` has begun.
+
+        Needs a board that can be written, and no publisher. The part is durable when this returns,
+        and becomes part of a version when the publisher commits it. On an error nothing is left of
+        it, as far as the store allows.
+
+        Args:
+            ticket: of the version.
+            rank: which part, 0 to ``ticket.parts - 1``.
+            base: the head's bits of what this rank publishes: a path, or name -> tensor or
+                ``Shard``. Every element of the model is published by exactly one rank.
+            new: the same, changed.
+            threads: by default all cores.
+            progress: called with the number of dense bytes just done.
+
+        Raises:
+            VersionConflict: another publisher was opened, or the version exists.
+            WrongVersion: this is not the publisher's board.
+            LayoutMismatch: names, shapes or dtypes disagree, or a shard cuts tiles.
+            StoreError: the store failed.
+        """
+        return upload_part(
+            self, ticket, rank, base=base, new=new, threads=threads, progress=progress
+        )
 
     def introduce_key(self, new: PublicKey, *, by: SigningKey, first: int | None = None) -> int:
         """Tell readers who trust ``by`` to trust ``new`` from a version on, and ``by`` before it.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -14,13 +14,13 @@ from ..errors import DeltawireError, StoreError, UntrustedDelta, WrongVersion
 from ..reader import inspect
 from ..sources import open_delta
 from .hop import Hop
-from .manifest import Manifest, ObjectRef
+from .joining import fetch_joined, fetch_whole
+from .manifest import Manifest
 from .ranged import fetch_needed
+from .transfer import Progress, fetch_object, of_version
 
 if TYPE_CHECKING:
     from .board import Board
-
-Progress = Callable[[int], object]
 
 
 class FetchedDelta:
@@ -139,18 +139,20 @@ def _fetch(
 ) -> FetchedDelta:
     fetched = None
     started = time.perf_counter()
-    (item,) = hop.parts
+    item = hop.parts[0]
     try:
         file = tempfile.TemporaryFile(dir=spool, prefix="deltawire-")  # noqa: SIM115
         try:
-            if only_for is None or item.records is None:
-                with of_version(hop.version):
+            with of_version(hop.version):
+                if len(hop.parts) > 1:
+                    fetched = fetch_joined(board, hop, file, spool, progress, only_for)
+                elif only_for is None or item.records is None:
                     fetch_object(board, item, file, progress)
-            else:
-                with of_version(hop.version):
+                else:
+                    file.truncate(item.bytes)
                     fetched = fetch_needed(board, item, only_for, file)
-                if progress is not None:
-                    progress(fetched)
+                    if progress is not None:
+                        progress(fetched)
             file.flush()
         except BaseException:
             file.close()
@@ -158,56 +160,18 @@ def _fetch(
     except OSError as error:
         place = tempfile.gettempdir() if spool is None else os.fspath(spool)
         raise StoreError(
-            f"the delta of {item.bytes} bytes cannot be kept: {error.strerror or error}; free "
+            f"the delta of {hop.bytes} bytes cannot be kept: {error.strerror or error}; free "
             "some space, or choose another directory",
             path=place,
         ) from error
-    place = f"{board.url.rstrip('/')}/{item.path}"
+    # What is wrong with one of several parts was noticed when they were joined.
+    path = item.path if len(hop.parts) == 1 else os.path.dirname(item.path)
+    place = f"{board.url.rstrip('/')}/{path}"
     return FetchedDelta(hop, place, file, time.perf_counter() - started, fetched)
 
 
-@contextlib.contextmanager
-def of_version(version: int) -> Iterator[None]:
-    """Errors name the version, where they do not name one yet."""
-    try:
-        yield
-    except DeltawireError as error:
-        if error.version is None:
-            error.version = version
-        raise
-
-
-class Counting:
-    """A sink that passes bytes on and reports their number."""
-
-    def __init__(self, sink: object, progress: Progress) -> None:
-        self._write: Callable[[bytes], int] = sink.write  # type: ignore[attr-defined]
-        self._progress = progress
-
-    def write(self, data: bytes) -> int:
-        """Write and report."""
-        written = self._write(data)
-        self._progress(len(data))
-        return written
-
-
-def fetch_object(
-    board: Board, item: ObjectRef, file: object | None, progress: Progress | None
-) -> None:
-    """Stream an object into ``file`` (None: only check it), its BLAKE3 checked.
-
-    Raises:
-        UntrustedDelta: other bytes than the manifest's. What was written is useless.
-        StoreError: it cannot be read.
-    """
-    sink = file
-    if progress is not None:
-        sink = Counting(file if file is not None else _Nowhere(), progress)
-    board.store.fetch(item.path, item.bytes, item.blake3, sink)
-
-
 def check_file(board: Board, manifest: Manifest, path: str | os.PathLike[str]) -> None:
-    """Check that a file is the very delta of a manifest.
+    """Check that a file is the very delta of a manifest; of several parts, as they are joined.
 
     Raises:
         WrongVersion: the version has no delta.
@@ -218,12 +182,11 @@ def check_file(board: Board, manifest: Manifest, path: str | os.PathLike[str]) -
         raise WrongVersion(
             "this version has no delta, only an anchor", version=manifest.version, path=board.url
         )
-    (item,) = manifest.objects
     try:
         # What is fetched is checked against the manifest, and the file against what is fetched.
         with open(path, "rb") as file, of_version(manifest.version):
             same = _Same(file)
-            board.store.fetch(item.path, item.bytes, item.blake3, same)
+            fetch_whole(board, Hop.of(manifest), same)
             if same.differs or file.read(1):
                 raise UntrustedDelta(
                     f"this is not the delta that {board.url} has for its version: do not use it; "
@@ -245,11 +208,6 @@ class _Same:
 
     def write(self, data: bytes) -> int:
         self.differs = self.differs or self._file.read(len(data)) != data
-        return len(data)
-
-
-class _Nowhere:
-    def write(self, data: bytes) -> int:
         return len(data)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 from ..digest import state_digest
 from ..errors import DeltawireError, TargetError, WrongBase
 from .anchor import AnchorLoader
-from .fetch import Progress
 from .hop import Held
 from .lease import LeaseHolder
 from .manifest import Manifest
@@ -20,6 +19,7 @@ from .overtaken import retried
 from .plan import Path, find_path
 from .ranged import is_partial
 from .steps import AdvanceStats, DeltaRun
+from .transfer import Progress
 from .watch import OnStale, Watch
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ class Manifest(Record):
         parent: the version before; None for the first of a board.
         base_state: 16 bytes, the state that the delta starts from; None without a delta.
         result_state: 16 bytes, the state of this version.
-        objects: the delta, at most one object.
+        objects: the delta: one object, or the parts of several writers.
         anchor: a full checkpoint of this version, committed with it.
         last_anchor: the newest anchor of an earlier version when this one was committed.
         elements, changed: of all tensors, and those that the delta changes.

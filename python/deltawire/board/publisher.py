@@ -6,13 +6,13 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..digest import state_digest
+from ..digest import combine, state_digest
 from ..errors import (
     BrokenChain,
-    RolledBack,
     StoreError,
     VersionConflict,
     WrongBase,
@@ -23,7 +23,6 @@ from ..types import Profile, Tiling
 from .anchor import Source
 from .attempt import Attempt, PublishStats, attempted, uploaded_delta
 from .background import AnchorSettings, BackgroundAnchors, BackgroundSkips, SkipSettings
-from .fetch import Progress
 from .manifest import (
     AnchorFiles,
     AnchorRecord,
@@ -31,6 +30,10 @@ from .manifest import (
     PartRef,
     VersionRef,
 )
+from .parts import PublishTicket, UploadedPart
+from .pending import PendingVersion
+from .succession import next_version, require_last, without_anchor
+from .transfer import Progress
 from .trust import SigningKey
 from .vouching import check_uploaded, judging, last_anchor
 from .worker import Worker
@@ -72,6 +75,8 @@ class Publisher:
         ]
         if anchors is not None and anchors.wanted:
             self._workers.append(BackgroundAnchors(source, anchors, self._upload_anchor))
+        #: Versions begun; what is not committed is given up at the end.
+        self._pending: list[PendingVersion] = []
         self._closed = False
 
     @property
@@ -108,6 +113,8 @@ class Publisher:
             worker.check()
 
     def _end(self, *, cancel: bool | None = None) -> None:
+        for pending in self._pending:
+            pending.abandon()
         if not self._closed:
             for worker in self._workers:
                 worker.close(cancel=cancel)
@@ -149,15 +156,7 @@ class Publisher:
             DeltawireError: work in the background failed since the last call, which is told
                 once and before anything is done.
         """
-        head = self._head()
-        self._check_workers()
-        if head is None:
-            raise WrongVersion(
-                "the board is empty; its first version is a whole checkpoint: publish_anchor",
-                version=version,
-                path=self._board.url,
-            )
-        version = self._next(version, head)
+        head, version = self._following(version)
         with attempted(self._store, version) as attempt:
             path = self._store.object_path(version, 0, attempt.write_id)
             upload = self._store.upload(path)
@@ -215,6 +214,48 @@ class Publisher:
             stats.result_state,
         )
 
+    def begin(
+        self,
+        version: int | None = None,
+        *,
+        parts: int,
+        profile: Profile = "compact",
+        tiling: Tiling | None = None,
+        meta: Mapping[str, str] | None = None,
+    ) -> PendingVersion:
+        """Begin a version that several ranks publish together, each its part of the delta.
+
+            with publisher.begin(parts=ranks) as pending:
+                # on every rank, with the ticket: board.upload_part(ticket, rank, base=, new=)
+                pending.commit(uploaded)
+
+        Args:
+            version, profile, tiling, meta: as for :meth:`publish`.
+            parts: number of ranks that upload one, 1 to 4096.
+
+        Raises:
+            WrongVersion, VersionConflict, StoreError, DeltawireError: as :meth:`publish`.
+        """
+        head, version = self._following(version)
+        ticket = PublishTicket(
+            version,
+            head.version,
+            head.digest,
+            head.result_state,
+            secrets.token_hex(16),
+            self._epoch,
+            parts,
+            self._run_name(head),
+            profile,
+            tiling or Tiling(),
+            dict(meta or {}),
+        )
+        pending = PendingVersion(
+            self._board, head, ticket, partial(self._commit_parts, head, ticket.meta)
+        )
+        self._pending = [one for one in self._pending if one.open] + [pending]
+        return pending
+
     def publish_anchor(
         self,
         version: int | None,
@@ -271,9 +312,9 @@ class Publisher:
         head = self._head()
         existing = None
         if head is not None and version is not None and version <= head.version:
-            existing = self._without_anchor(version)
+            existing = without_anchor(self._board, version)
         elif head is not None:
-            version = self._next(version, head)
+            version = next_version(self._board, version, head)
         elif version is None:
             version = 0
         assert version is not None
@@ -327,6 +368,42 @@ class Publisher:
             anchor=True,
         )
 
+    def _commit_parts(
+        self, begun: Manifest, meta: Mapping[str, str], attempt: Attempt, parts: list[UploadedPart]
+    ) -> None:
+        head = self._head()
+        if head is None or head.ref != begun.ref:
+            raise VersionConflict(
+                f"the board has gone on since this version was begun, after {begun.version}; begin "
+                "the next one",
+                version=attempt.version,
+                path=self._board.url,
+            )
+        manifest = self._manifest(
+            attempt,
+            head,
+            base_state=head.result_state,
+            result_state=combine(*(part.result_sum for part in parts)),
+            objects=tuple(part.ref for part in parts),
+            elements=sum(part.elements for part in parts),
+            changed=sum(part.changed for part in parts),
+            dense_bytes=sum(part.dense_bytes for part in parts),
+            meta=meta,
+        )
+        self._commit(attempt, manifest)
+
+    def _following(self, version: int | None) -> tuple[Manifest, int]:
+        """The head, and the version after it, which must be ``version`` if that is given."""
+        head = self._head()
+        self._check_workers()
+        if head is None:
+            raise WrongVersion(
+                "the board is empty; its first version is a whole checkpoint: publish_anchor",
+                version=version,
+                path=self._board.url,
+            )
+        return head, next_version(self._board, version, head)
+
     def _head(self) -> Manifest | None:
         if self._closed:
             raise StoreError("this publisher is closed; open another", path=self._board.url)
@@ -335,7 +412,7 @@ class Publisher:
         last = self._last
         version = self._board.head()
         head = None if version is None else self._board.manifest(version)
-        self._require(last, head)
+        require_last(self._board, last, head)
         if version is None or head is None:
             return None
         if head.epoch > self._epoch:
@@ -351,46 +428,6 @@ class Publisher:
                 path=self._board.url,
             )
         return head
-
-    def _require(self, last: VersionRef | None, head: Manifest | None) -> None:
-        """Refuse a board without the last version from here: a second history would begin."""
-        if last is None or (head is not None and head.version > last.version):
-            return
-        if head is None or head.ref != last:
-            ends = "is empty" if head is None else f"ends at {head.version}, {head.digest}"
-            raise RolledBack(
-                f"the board {ends}, but this publisher committed {last.version}, {last.digest}: "
-                "somebody put another copy in its place. Restore it, or open a publisher anew if "
-                "that was you",
-                version=last.version,
-                path=self._board.url,
-            )
-
-    def _next(self, version: int | None, head: Manifest) -> int:
-        following = head.version + 1
-        if version is None or version == following:
-            return following
-        if version <= head.version:
-            raise VersionConflict(
-                f"this version exists already; the next one is {following}",
-                version=version,
-                path=self._board.url,
-            )
-        raise WrongVersion(
-            f"versions follow one another: the next one is {following}",
-            version=version,
-            path=self._board.url,
-        )
-
-    def _without_anchor(self, version: int) -> Manifest:
-        existing = self._board.manifest(version)
-        if existing.anchor is not None or self._board.records.anchor_digest(version) is not None:
-            raise VersionConflict(
-                "this version already has an anchor; nothing to do",
-                version=version,
-                path=self._board.url,
-            )
-        return existing
 
     def _run_name(self, head: Manifest | None) -> str:
         if self._run is not None:

@@ -31,7 +31,6 @@ from ..digest import state_digest
 from ..errors import StoreError, TargetError, UntrustedDelta, WrongBase
 from ..types import Record
 from .anchor import PLAIN_NAME
-from .fetch import Progress, fetch_object, of_version
 from .hop import Held
 from .manifest import Manifest, State
 from .overtaken import retried
@@ -39,6 +38,7 @@ from .plan import Anchor, find_path
 from .plan import Path as Steps
 from .records import Introduced
 from .steps import AdvanceStats, DeltaRun
+from .transfer import Progress, fetch_object, of_version
 from .watch import OnStale, Watch, held_from_json, held_to_json, keys_from_json
 
 if TYPE_CHECKING:

@@ -33,16 +33,30 @@ def is_partial(target: Mapping[str, Any]) -> bool:
     return any(not as_view(tensor).whole for tensor in shards)
 
 
-def fetch_needed(board: Board, item: PartRef, target: Mapping[str, Any], file: BinaryIO) -> int:
+def needed_chunks(delta: _native.Delta, target: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    """Number, offset and bytes of each chunk that a rank needs.
+
+    Raises:
+        LayoutMismatch: a tensor has another dtype or shape, or a shard cuts tiles.
+    """
+    views = matching_views(delta.info(), target, partial=True)
+    return delta.needed([view.native for view in views.values()])
+
+
+def fetch_needed(
+    board: Board, item: PartRef, target: Mapping[str, Any], file: BinaryIO, at: int = 0
+) -> int:
     """Write those records of a delta into ``file``, at their places, that ``target`` needs.
 
-    The file has the delta's length; what is not needed is left as a hole. Every record is checked
-    with its BLAKE3, which the manifest vouches for.
+    What is not needed is left as a hole. Every record is checked with its BLAKE3, which the
+    manifest vouches for.
 
     Args:
         item: with ``records``.
         target: names to tensors or shards; tensors of the delta that it lacks are not needed.
-        file: empty, unbuffered reading by another descriptor must be possible.
+        file: unbuffered reading by another descriptor must be possible, and it must reach to the
+            end of the delta.
+        at: where in the file the delta begins.
 
     Returns:
         Bytes fetched.
@@ -51,16 +65,24 @@ def fetch_needed(board: Board, item: PartRef, target: Mapping[str, Any], file: B
         UntrustedDelta: other bytes than the manifest vouches for.
         CorruptDelta, LayoutMismatch, StoreError.
     """
-    return _Fetch(board, item, file).run(target)
+    return _Fetch(board, item, file, at).run(target)
+
+
+def fetch_ends(board: Board, item: PartRef, file: BinaryIO, at: int) -> int:
+    """As :func:`fetch_needed`, but only the header, and index and trailer."""
+    fetch = _Fetch(board, item, file, at)
+    fetch.ends()
+    return fetch.fetched
 
 
 class _Fetch:
-    def __init__(self, board: Board, item: PartRef, file: BinaryIO) -> None:
+    def __init__(self, board: Board, item: PartRef, file: BinaryIO, at: int) -> None:
         assert item.records is not None
         self._store = board.store
         self._place = f"{board.url.rstrip('/')}/{item.path}"
         self._item = item
         self._file = file
+        self._at = at
         self.fetched = item.records.bytes
         raw = io.BytesIO()
         self._store.fetch(item.records.path, item.records.bytes, item.records.blake3, raw)
@@ -68,24 +90,20 @@ class _Fetch:
         self._hashes = [hashes[at : at + _HASH_BYTES] for at in range(0, len(hashes), _HASH_BYTES)]
 
     def run(self, target: Mapping[str, Any]) -> int:
-        self._file.truncate(self._item.bytes)
-        self._ends()
-        self._file.flush()
-        delta = _native.Delta.from_path(f"/dev/fd/{self._file.fileno()}")
+        self.ends()
+        path = f"/dev/fd/{self._file.fileno()}"
+        (delta,) = _native.Delta.slices(path, [(self._at, self._item.bytes, self._place)])
         if len(delta) + 2 != len(self._hashes):
             raise self._untrusted(f"{len(self._hashes)} hashes for {len(delta)} chunks")
-        views = matching_views(delta.info(), target, partial=True)
-        needed = delta.needed([view.native for view in views.values()])
-        for batch in _batches(needed):
+        for batch in _batches(needed_chunks(delta, target)):
             ranges = [(offset, offset + length) for _, offset, length in batch]
             found = self._read(ranges)
             for (chunk, offset, _), record in zip(batch, found, strict=True):
                 self._keep(chunk + 1, offset, record)
-        self._file.flush()
         return self.fetched
 
-    def _ends(self) -> None:
-        """The header, and index and trailer together."""
+    def ends(self) -> None:
+        """Fetch the header, and index and trailer together."""
         size = self._item.bytes
         back = max(0, size - _FIRST_BYTES)
         head, tail = self._read([(0, min(_FIRST_BYTES, size)), (back, size)])
@@ -107,7 +125,7 @@ class _Fetch:
     def _keep(self, number: int, offset: int, record: bytes) -> None:
         if _native.blake3(record) != self._hashes[number]:
             raise self._untrusted(f"record {number} has another BLAKE3 than the one vouched for")
-        os.pwrite(self._file.fileno(), record, offset)
+        os.pwrite(self._file.fileno(), record, self._at + offset)
 
     def _untrusted(self, message: str) -> UntrustedDelta:
         return UntrustedDelta(f"{message}; fetch it again, or tell the publisher", path=self._place)

@@ -15,10 +15,11 @@ from ..errors import BrokenChain, DeltawireError, UntrustedDelta, VersionConflic
 from ..sources import PathLike, Sink, open_delta
 from ..types import DeltaStats, Profile, Sized
 from .attempt import attempted, uploaded_delta
-from .fetch import FetchedDelta, Progress, fetch_deltas
+from .fetch import FetchedDelta, fetch_deltas
 from .hop import Held, Hop, cheapest
 from .manifest import Manifest, SkipRecord, VersionRef
 from .pull import pull
+from .transfer import Progress
 from .trust import SigningKey
 from .vouching import judging
 

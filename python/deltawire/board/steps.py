@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..apply import Staged, stage
 from ..types import Record
-from .fetch import FetchedDelta, Progress, fetch_deltas
+from .fetch import FetchedDelta, fetch_deltas
 from .hop import Hop
 from .manifest import State
+from .transfer import Progress
 
 if TYPE_CHECKING:
     from .board import Board

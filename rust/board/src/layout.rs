@@ -77,6 +77,19 @@ pub fn parse_skip_name(name: &str) -> Option<u64> {
     (digits == format!("{base}")).then_some(base)
 }
 
+/// `objects/<version>/<part>-<write id>-`: what names of one of several parts begin with.
+#[must_use]
+pub fn part_prefix(version: u64, part: u32, write_id: WriteId) -> String {
+    format!("{OBJECTS}/{version}/{part}-{write_id}-")
+}
+
+/// `objects/<version>/<part>-<write id>-<upload>.dw` and its `.records`: one upload of one of several parts.
+#[must_use]
+pub fn part_upload(version: u64, part: u32, write_id: WriteId, upload: WriteId) -> [String; 2] {
+    let stem = format!("{}{upload}", part_prefix(version, part, write_id));
+    [format!("{stem}.dw"), format!("{stem}.records")]
+}
+
 /// `anchors/<version>`, and `anchors/<version>-<attempt>` from the second attempt on.
 #[must_use]
 pub fn anchor_directory(version: u64, attempt: u32) -> String {

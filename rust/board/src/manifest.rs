@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::anchor::AnchorFiles;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hex::{Blake3, State, WriteId};
-use crate::layout::{check_path, MAX_VERSION, OBJECTS};
+use crate::layout::{check_path, part_prefix, MAX_VERSION, OBJECTS};
 
 /// Manifest format that this crate writes, and the newest that it reads.
 pub const FORMAT: u64 = 1;
@@ -17,6 +17,8 @@ pub const MAX_RECORD: u64 = 8 << 20;
 pub const MAX_META: usize = 256 << 10;
 /// Most spans in `skips`.
 pub const MAX_SKIPS: usize = 16;
+/// Most parts of a delta.
+pub const MAX_PARTS: usize = 4096;
 /// Names that may stand in `requires`.
 pub const KNOWN_FEATURES: &[&str] = &[];
 
@@ -72,7 +74,8 @@ pub struct Manifest {
     pub base_state: Option<State>,
     /// State of this version.
     pub result_state: State,
-    /// The delta: one object, or none for a version that only has an anchor.
+    /// The delta: one object, or the parts of several writers in the order of their numbers; none for a
+    /// version that only has an anchor.
     pub objects: Vec<Part>,
     /// A full checkpoint of this version.
     #[serde(default)]
@@ -167,9 +170,17 @@ impl Manifest {
                 return Err(untrusted("neither a delta nor an anchor".to_owned()))
             }
             [] => {}
-            [_, _, ..] => return Err(untrusted("more than one delta object".to_owned())),
+            [_, _, ..] if self.objects.len() > MAX_PARTS => {
+                let message = format!("{} parts, more than {MAX_PARTS} [C100]", self.objects.len());
+                return Err(Error::new(ErrorKind::Limit, message));
+            }
             _ if self.parent.is_some() && self.base_state.is_some() => {}
             _ => return Err(untrusted("a delta without parent or base state".to_owned())),
+        }
+        if self.objects.len() > 1 {
+            (0..)
+                .zip(&self.objects)
+                .try_for_each(|(number, part)| self.check_part(number, part))?;
         }
         check_parts(&self.objects)?;
         if self.skips.len() > MAX_SKIPS || self.skips.iter().any(|s| *s < 2 || *s > self.version) {
@@ -232,6 +243,23 @@ pub(crate) fn check_parts(parts: &[Part]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+impl Manifest {
+    /// A part of several has its number, and belongs to the attempt that committed it.
+    fn check_part(&self, number: u32, part: &Part) -> Result<()> {
+        let own = part_prefix(self.version, number, self.write_id);
+        let records = part.records.iter().map(|records| &records.path);
+        for path in std::iter::once(&part.object.path).chain(records) {
+            if !path.starts_with(&own) {
+                let shown: String = path.chars().take(120).collect();
+                return Err(untrusted(format!(
+                    "part {number} is {shown:?}, which is not this attempt's part of that number [C100]"
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What every record begins with; read first, so that a newer record is named as such.

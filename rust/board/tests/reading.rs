@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering;
 use common::*;
 use deltawire_board::chain::{read_chain, validate_chain};
 use deltawire_board::head::{head, Hint};
-use deltawire_board::{layout, Blake3, ChainStart, ErrorKind, Hex, Link, Manifest, Store};
+use deltawire_board::layout::{self, part_upload};
+use deltawire_board::manifest::MAX_PARTS;
+use deltawire_board::{Blake3, ChainStart, ErrorKind, Hex, Link, Manifest, ObjectRef, Store};
 use proptest::prelude::*;
 
 fn raw(store: &Store, versions: std::ops::RangeInclusive<u64>) -> Vec<Vec<u8>> {
@@ -247,6 +249,75 @@ fn contradictory_manifests_are_refused() {
     anchored(&|a| a.files[0].path = "anchors/1/model.safetensors".into());
 }
 
+/// A manifest with parts as several writers upload them.
+fn in_parts(mut manifest: Manifest, count: u32) -> Manifest {
+    let one = manifest.objects[0].clone();
+    let uploads = (0..count).map(|part| {
+        let upload = Hex([part as u8; 16]);
+        let [delta, records] = part_upload(manifest.version, part, manifest.write_id, upload);
+        let mut own = one.clone();
+        own.object.path = delta;
+        own.records = (part % 2 == 0).then(|| ObjectRef {
+            path: records,
+            bytes: 64,
+            ..one.object.clone()
+        });
+        own
+    });
+    manifest.objects = uploads.collect();
+    manifest
+}
+
+#[test]
+fn parts_are_in_order_and_of_the_attempt_that_commits_them() {
+    let store = memory("reading-parts");
+    let start = fill(&store, 0, 0, 0);
+    let good = in_parts(next(&start, 0, 1), 3);
+    let bytes = good.to_bytes().unwrap();
+    let parsed = Manifest::parse(&bytes, good.version).unwrap();
+    assert_eq!(parsed, good);
+    assert_eq!(parsed.delta_objects().count(), 5);
+    assert_eq!(parsed.delta_bytes(), 3 * good.objects[0].object.bytes);
+    in_parts(next(&start, 0, 1), MAX_PARTS as u32)
+        .to_bytes()
+        .unwrap();
+
+    let refused = |kind: ErrorKind, change: &dyn Fn(&mut Manifest)| {
+        let mut manifest = good.clone();
+        change(&mut manifest);
+        let bytes = serde_json::to_vec(&manifest).unwrap();
+        let error = Manifest::parse(&bytes, manifest.version).unwrap_err();
+        assert_eq!(error.kind, kind, "{error}");
+        assert!(manifest.to_bytes().is_err());
+    };
+    let untrusted = |change: &dyn Fn(&mut Manifest)| refused(ErrorKind::Untrusted, change);
+    untrusted(&|m| m.objects.swap(0, 1));
+    untrusted(&|m| drop(m.objects.remove(0)));
+    untrusted(&|m| m.objects.push(m.objects[2].clone()));
+    untrusted(&|m| m.objects[1] = m.objects[0].clone());
+    untrusted(&|m| m.write_id = Hex([9; 16]));
+    untrusted(&|m| m.base_state = None);
+    // The number begins alike, the version differs, or something follows that is no name.
+    for (from, to) in [
+        ("/1-", "/11-"),
+        ("/1/", "/2/"),
+        ("/1-", "/1-x-"),
+        (".dw", "/../x.dw"),
+    ] {
+        untrusted(&|m| {
+            let path = &mut m.objects[1].object.path;
+            *path = path.replace(from, to);
+        });
+    }
+    untrusted(&|m| {
+        let path = m.objects[0].object.path.replace("/0-", "/1-");
+        m.objects[0].records.as_mut().unwrap().path = path;
+    });
+    refused(ErrorKind::Limit, &|m| {
+        *m = in_parts(m.clone(), MAX_PARTS as u32 + 1);
+    });
+}
+
 fn a_manifest() -> impl Strategy<Value = Manifest> {
     (
         0..1_000_000_u64,
@@ -255,8 +326,9 @@ fn a_manifest() -> impl Strategy<Value = Manifest> {
         proptest::collection::btree_map(".{0,12}", ".{0,40}", 0..6),
         ".{0,20}",
         any::<(u64, u64, u64)>(),
+        0..5u32,
     )
-        .prop_map(|(version, state, digest, meta, run, (a, b, c))| {
+        .prop_map(|(version, state, digest, meta, run, (a, b, c), parts)| {
             let start = ChainStart {
                 version,
                 digest: Hex(digest),
@@ -269,6 +341,9 @@ fn a_manifest() -> impl Strategy<Value = Manifest> {
             manifest.run = run;
             manifest.changed = a;
             manifest.time_ms = c;
+            if parts > 1 {
+                manifest = in_parts(manifest, parts);
+            }
             manifest
         })
 }

@@ -276,6 +276,23 @@ impl Chunk {
         })
     }
 
+    /// The record with another number of its tensor, and so another checksum; its streams are copied.
+    pub(crate) fn renumbered(self, tensor: u32) -> Vec<u8> {
+        if tensor == self.header.tensor {
+            return self.record;
+        }
+        let header = ChunkHeader {
+            tensor,
+            ..self.header
+        };
+        let values = &self.record[self.values_at..self.record.len() - CRC_LEN];
+        encode(
+            &header,
+            &self.record[self.positions_at..self.values_at],
+            values,
+        )
+    }
+
     /// Bytes of the record.
     pub fn len(&self) -> usize {
         self.record.len()

@@ -11,6 +11,7 @@
 //! - [`state`]: digests of whole tensors
 //! - [`apply`]: what a delta would do to a target, and doing it
 //! - [`compose`]: several deltas folded into one
+//! - [`join`]: the deltas of several writers of one step put together
 //!
 //! No input makes this crate panic or take memory that the input has not earned.
 
@@ -29,6 +30,7 @@ pub mod encode;
 pub mod error;
 pub mod header;
 pub mod index;
+pub mod join;
 pub mod limits;
 mod payload;
 mod permits;

@@ -214,6 +214,24 @@ impl BoardStore {
         Ok(layout::records(version, part, write_id))
     }
 
+    /// The paths of one upload of one of several parts: the delta, and the hashes of its records.
+    #[staticmethod]
+    fn part_paths(
+        py: Python<'_>,
+        version: u64,
+        part: u32,
+        write_id: &str,
+        upload: &str,
+    ) -> PyResult<[String; 2]> {
+        let parse = |text| WriteId::parse(text).map_err(|error| to_python(py, "", error));
+        Ok(layout::part_upload(
+            version,
+            part,
+            parse(write_id)?,
+            parse(upload)?,
+        ))
+    }
+
     #[pyo3(signature = (known=None))]
     fn head(&self, py: Python<'_>, known: Option<u64>) -> PyResult<Option<u64>> {
         self.run(py, |store| head(store, known))

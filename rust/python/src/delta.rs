@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyDict};
 use rayon::prelude::*;
 
 use crate::buffer::matrices;
-use crate::errors::{report, to_python};
+use crate::errors::{report, to_python, with_path};
 use crate::pool::pool;
 use crate::push::{codec_name, limits, Chunk};
 use crate::writer::bytes16;
@@ -25,21 +25,22 @@ type ChunkRow = (u32, u32, u32, usize, String, Option<u64>);
 
 /// Where a delta lies.
 pub(crate) enum Source {
-    File(File, u64),
+    /// Bytes of a file: which, from where on, and how many.
+    File(Arc<File>, u64, u64),
     Bytes(PyBackedBytes),
 }
 
 impl ReadAt for Source {
     fn size(&self) -> u64 {
         match self {
-            Self::File(_, size) => *size,
+            Self::File(_, _, size) => *size,
             Self::Bytes(bytes) => bytes.len() as u64,
         }
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         match self {
-            Self::File(file, _) => file.read_exact_at(out, offset),
+            Self::File(file, start, _) => file.read_exact_at(out, start.saturating_add(offset)),
             Self::Bytes(bytes) => ReadAt::read_at(&bytes[..], offset, out),
         }
     }
@@ -134,7 +135,22 @@ impl Delta {
     ) -> PyResult<Self> {
         let file = File::open(path)?;
         let size = file.metadata()?.len();
-        Self::open(py, Source::File(file, size), limits)
+        Self::open(py, Source::File(Arc::new(file), 0, size), limits)
+    }
+
+    /// Opens deltas that lie in one file: where each begins, its bytes, and its path for errors.
+    #[staticmethod]
+    fn slices(
+        py: Python<'_>,
+        path: std::path::PathBuf,
+        places: Vec<(u64, u64, String)>,
+    ) -> PyResult<Vec<Self>> {
+        let file = Arc::new(File::open(path)?);
+        let opened = places.into_iter().map(|(start, size, path)| {
+            Self::open(py, Source::File(Arc::clone(&file), start, size), None)
+                .map_err(|error| with_path(py, error, &path))
+        });
+        opened.collect()
     }
 
     #[staticmethod]

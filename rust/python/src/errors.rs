@@ -51,6 +51,13 @@ pub(crate) fn to_python(py: Python<'_>, error: Error) -> PyErr {
     build().unwrap_or_else(|failure| failure)
 }
 
+/// The error with the path of what it is about.
+pub(crate) fn with_path(py: Python<'_>, error: PyErr, path: &str) -> PyErr {
+    // What a sink raised may have no such field; then the error itself is what matters.
+    let _ = error.value(py).setattr("path", path);
+    error
+}
+
 /// A Python exception on its way through the core.
 pub(crate) fn from_python(error: PyErr) -> Error {
     Error::from(std::io::Error::other(error))

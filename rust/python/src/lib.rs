@@ -1,7 +1,7 @@
 //! The extension module `deltawire._native`: conversion and error mapping only.
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
-//! back), [`compose`] and [`state`] digests; the board crate's in [`board`] and [`collect`], keys in
+//! back), [`compose`], [`mod@join`] and [`state`] digests; the board crate's in [`board`] and [`collect`], keys in
 //! [`trust`], tests' [`faults`]. Long work runs without the GIL.
 
 mod board;
@@ -11,6 +11,7 @@ mod compose;
 mod delta;
 mod errors;
 mod faults;
+mod join;
 mod options;
 mod partition;
 mod pool;
@@ -42,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<push::PushReader>()?;
     module.add_function(wrap_pyfunction!(sink::blake3, module)?)?;
     module.add_function(wrap_pyfunction!(compose::compose, module)?)?;
+    module.add_function(wrap_pyfunction!(join::join, module)?)?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;
     module.add_class::<faults::FaultPlan>()?;
