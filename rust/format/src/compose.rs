@@ -59,7 +59,7 @@ pub fn compose<R: ReadAt, S: Write>(
     let (Some(first), Some(last)) = (deltas.first(), deltas.last()) else {
         return Err(Error::new(Kind::Layout, "no deltas to compose"));
     };
-    check_chain(deltas)?;
+    let numbers = check_chain(deltas)?;
     let tensors = &first.header.tensors;
     if let Some(base) = base {
         if base.len() != tensors.len() {
@@ -74,6 +74,7 @@ pub fn compose<R: ReadAt, S: Write>(
         base_version: first.header.base_version,
         base_state: first.index.base_state,
         profile: profile.name().into(),
+        tensors: tensors.clone(),
         ..last.header.clone()
     };
     let mut writer = Writer::new(sink, header, profile, Limits::default(), Arc::clone(pool))?;
@@ -92,7 +93,7 @@ pub fn compose<R: ReadAt, S: Write>(
         work: &work,
     };
     let mut change = Digest::default();
-    let mut tasks = tasks(deltas).into_iter().peekable();
+    let mut tasks = tasks(deltas, &numbers).into_iter().peekable();
     let window = TILES_PER_THREAD * pool.current_num_threads();
     while tasks.peek().is_some() {
         let mut batch: Vec<Task> = Vec::with_capacity(window);
@@ -124,12 +125,17 @@ pub fn compose<R: ReadAt, S: Write>(
             return Err(Error::new(Kind::WrongBase, message));
         }
     }
-    let digests = (0..tensors.len()).map(|t| digest_after(last, t));
-    writer.finish_as(states, digests.collect())
+    let mut digests = vec![None; tensors.len()];
+    for (own, &number) in numbers.last().into_iter().flatten().enumerate() {
+        digests[number as usize] = digest_after(last, own);
+    }
+    writer.finish_as(states, digests)
 }
 
-/// The deltas must follow one another, and be of the same tensors in the same tiles.
-fn check_chain<R: ReadAt>(deltas: &[&Delta<R>]) -> Result<()> {
+/// The deltas must follow one another, and be of the same tensors in the same tiles. Returns for each
+/// the number that each of its tensors has in the first one: the order of the tables may differ, as where
+/// one writer made the one and several the other.
+fn check_chain<R: ReadAt>(deltas: &[&Delta<R>]) -> Result<Vec<Vec<u32>>> {
     for pair in deltas.windows(2) {
         let (before, after) = (pair[0], pair[1]);
         let version = after.header.version;
@@ -153,22 +159,42 @@ fn check_chain<R: ReadAt>(deltas: &[&Delta<R>]) -> Result<()> {
                 ));
             }
         }
-        if before.header.tensors != after.header.tensors {
-            return wrong(format!(
-                "the delta of version {version} has other tensors or tiles than the one before"
-            ));
-        }
     }
-    Ok(())
+    let Some(first) = deltas.first().map(|delta| &delta.header.tensors) else {
+        return Ok(vec![]);
+    };
+    let known: BTreeMap<&str, u32> = first.iter().map(|t| &*t.name).zip(0..).collect();
+    let number = |tensor: &Tensor| {
+        let number = known.get(&*tensor.name).copied();
+        number.filter(|&number| first[number as usize] == *tensor)
+    };
+    let numbers = deltas.iter().map(|delta| {
+        let own = &delta.header.tensors;
+        // Names do not repeat, so as many that are known are all.
+        let numbers: Option<Vec<u32>> = own.iter().map(number).collect();
+        numbers
+            .filter(|numbers| numbers.len() == first.len())
+            .ok_or_else(|| {
+                let message = format!(
+                    "the delta of version {} has other tensors or tiles than the one before",
+                    delta.header.version
+                );
+                Error::new(Kind::Layout, message)
+            })
+    });
+    numbers.collect()
 }
 
 /// All tiles that change, in the order of the table.
-fn tasks<R: ReadAt>(deltas: &[&Delta<R>]) -> BTreeMap<(u32, u32), Vec<(usize, usize)>> {
+fn tasks<R: ReadAt>(
+    deltas: &[&Delta<R>],
+    numbers: &[Vec<u32>],
+) -> BTreeMap<(u32, u32), Vec<(usize, usize)>> {
     let mut tasks: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (d, delta) in deltas.iter().enumerate() {
+    for (d, (delta, numbers)) in deltas.iter().zip(numbers).enumerate() {
         for (i, place) in delta.index.chunks.iter().enumerate() {
             tasks
-                .entry((place.tensor, place.tile))
+                .entry((numbers[place.tensor as usize], place.tile))
                 .or_default()
                 .push((d, i));
         }
@@ -236,8 +262,12 @@ impl<R: ReadAt> Folder<'_, R> {
             let chunk = self.deltas[d].chunk(i)?;
             let target = Target::new(&mut memory, block.rows, block.bytes)
                 .and_then(|target| target.within(rows, row_bytes, block.row, block.byte));
-            apply_chunk(&chunk, self.tensors, target.ok_or_else(lost)?)
-                .map_err(|e| in_version(e, self.deltas[d].header.version))?;
+            apply_chunk(
+                &chunk,
+                &self.deltas[d].header.tensors,
+                target.ok_or_else(lost)?,
+            )
+            .map_err(|e| in_version(e, self.deltas[d].header.version))?;
         }
         let new = Matrix::new(&memory, block.rows, block.bytes)
             .and_then(|matrix| matrix.within(rows, row_bytes, block.row, block.byte));
@@ -257,7 +287,7 @@ impl<R: ReadAt> Folder<'_, R> {
         let mut result = None;
         for &(d, i) in chunks {
             let chunk = self.deltas[d].chunk(i)?;
-            chunk.decode(self.tensors, &mut scratch)?;
+            chunk.decode(&self.deltas[d].header.tensors, &mut scratch)?;
             let Places::Listed(positions, values) = scratch.places(tensor)? else {
                 let message =
                     "positions are ranks within exponent classes; give the state that the \
