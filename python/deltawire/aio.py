@@ -17,14 +17,12 @@ before or the new one, and ``AsyncFollower.version`` says which.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Self
 
+from .aio_thread import Opened, Stop, Worker
 from .board import (
     AdvanceStats,
     Board,
@@ -48,130 +46,8 @@ from .types import DeltaStats
 
 __all__ = ["AsyncBoard", "AsyncFollower", "AsyncPending", "AsyncPublisher", "Versions"]
 
-_T = TypeVar("_T")
-_Object = TypeVar("_Object")
 
-
-class _Stop:
-    """Tells a thread that nobody wants its work any more."""
-
-    class Cancelled(Exception):
-        """Ends the work; never leaves this module."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def check(self, *_: object) -> None:
-        if self._event.is_set():
-            raise self.Cancelled
-
-    def progress(self, then: Progress | None) -> Progress:
-        """A progress callback that also ends the work."""
-
-        def call(count: int) -> None:
-            self.check()
-            if then is not None:
-                then(count)
-
-        return call
-
-
-class _Worker(Generic[_Object]):
-    """An object made and used in a thread of its own, one call after the other."""
-
-    def __init__(self, name: str, make: Callable[[], _Object]) -> None:
-        self._make = make
-        self._made: _Object | None = None
-        self._closed = False
-        # Starts its thread with the first call.
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"deltawire-{name}")
-
-    @property
-    def made(self) -> _Object | None:
-        """The object, once it is made; to read plain attributes only."""
-        return self._made
-
-    def get(self) -> _Object:
-        """The object; only in its thread."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    async def run(self, work: Callable[[_Object, _Stop], _T]) -> _T:
-        """Do ``work`` after what was asked before."""
-        if self._closed:
-            raise RuntimeError("this object is closed; make another")
-        stop = _Stop()
-
-        def call() -> _T:
-            stop.check()
-            return work(self.get(), stop)
-
-        job = self._executor.submit(call)
-        done = asyncio.wrap_future(job)
-        try:
-            return await asyncio.shield(done)
-        except asyncio.CancelledError:
-            stop.set()
-            job.cancel()
-            while not done.done():
-                # Further cancellations change nothing: the thread is on its way out.
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([done])
-            if not done.cancelled():
-                # Looked at, so that nobody is warned of it; the cancellation is what is told.
-                done.exception()
-            raise
-
-    async def close(self, work: Callable[[_Object], object]) -> None:
-        """Do ``work``, if there is an object, after what was asked before, and end the thread."""
-        if self._closed:
-            return
-
-        def finish(_: object) -> None:
-            if self._made is not None:
-                work(self._made)
-
-        self._closed = True
-        job = self._executor.submit(finish, None)
-        self._executor.shutdown(wait=False)
-        await asyncio.shield(asyncio.wrap_future(job))
-
-
-class _Opened:
-    """Opened by ``await`` or ``async with``, or by its first call."""
-
-    async def open(self) -> Self:
-        """Open it, and raise what there is to raise."""
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        """End its thread, after the calls before; further calls fail."""
-        raise NotImplementedError
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self.open().__await__()
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await self.open()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class AsyncBoard(_Opened):
+class AsyncBoard(Opened):
     """As :class:`deltawire.Board`. Nothing is done before it is awaited, entered or used.
 
     Args:
@@ -180,7 +56,7 @@ class AsyncBoard(_Opened):
 
     def __init__(self, url: Any, **settings: Any) -> None:
         self._url, self._settings = url, settings
-        self._worker = _Worker("board", self._open)
+        self._worker = Worker("board", self._open)
 
     def _open(self) -> Board:
         """A board for one thread."""
@@ -259,7 +135,7 @@ class AsyncBoard(_Opened):
     ) -> UploadedPart:
         """As ``Board.upload_part``; cancelled, it leaves no part. Other calls wait for it."""
 
-        def work(board: Board, stop: _Stop) -> UploadedPart:
+        def work(board: Board, stop: Stop) -> UploadedPart:
             return board.upload_part(ticket, rank, progress=stop.progress(progress), **settings)
 
         return await self._worker.run(work)
@@ -297,7 +173,7 @@ class AsyncBoard(_Opened):
         as a crash would: the same call repairs it.
         """
 
-        def work(board: Board, stop: _Stop) -> PullStats:
+        def work(board: Board, stop: Stop) -> PullStats:
             return board.pull(directory, progress=stop.progress(progress), **settings)
 
         return await self._worker.run(work)
@@ -361,12 +237,12 @@ class Versions(AsyncIterator[int]):
             await asyncio.sleep(self._poll)
 
 
-class AsyncPublisher(_Opened):
+class AsyncPublisher(Opened):
     """As :class:`deltawire.Publisher`."""
 
     def __init__(self, make: Callable[[], Publisher]) -> None:
         """Use :meth:`AsyncBoard.publisher`."""
-        self._worker = _Worker("publisher", make)
+        self._worker = Worker("publisher", make)
 
     async def open(self) -> Self:
         """Take the next epoch."""
@@ -400,7 +276,7 @@ class AsyncPublisher(_Opened):
         the board's head tells.
         """
 
-        def work(publisher: Publisher, stop: _Stop) -> PublishStats:
+        def work(publisher: Publisher, stop: Stop) -> PublishStats:
             return publisher.publish(version, progress=stop.progress(progress), **settings)
 
         return await self._worker.run(work)
@@ -420,7 +296,7 @@ class AsyncPublisher(_Opened):
     ) -> PublishStats:
         """As ``Publisher.publish_anchor``; cancelled as :meth:`publish`."""
 
-        def work(publisher: Publisher, stop: _Stop) -> PublishStats:
+        def work(publisher: Publisher, stop: Stop) -> PublishStats:
             return publisher.publish_anchor(
                 version, checkpoint, progress=stop.progress(progress), **settings
             )
@@ -431,7 +307,7 @@ class AsyncPublisher(_Opened):
 class AsyncPending:
     """As :class:`deltawire.PendingVersion`."""
 
-    def __init__(self, worker: _Worker[Publisher], pending: PendingVersion) -> None:
+    def __init__(self, worker: Worker[Publisher], pending: PendingVersion) -> None:
         """Use :meth:`AsyncPublisher.begin`."""
         self._worker, self._pending = worker, pending
 
@@ -471,13 +347,13 @@ class AsyncPending:
             await self.abandon()
 
 
-class AsyncFollower(_Opened):
+class AsyncFollower(Opened):
     """As :class:`deltawire.Follower`."""
 
     def __init__(self, target: Mapping[str, Any], make: Callable[[], Follower]) -> None:
         """Use :meth:`AsyncBoard.follower`."""
         self._target = target
-        self._worker = _Worker("follower", make)
+        self._worker = Worker("follower", make)
 
     async def open(self) -> Self:
         """Look at the version that the target is said to hold."""
@@ -515,7 +391,7 @@ class AsyncFollower(_Opened):
     async def advance(self, to: int | None = None) -> list[AdvanceStats]:
         """As ``Follower.advance``. Cancelled, it leaves the target as it was or as it was to be."""
 
-        def work(follower: Follower, stop: _Stop) -> list[AdvanceStats]:
+        def work(follower: Follower, stop: Stop) -> list[AdvanceStats]:
             _stage(follower, to, stop)
             return follower.commit()
 
@@ -538,12 +414,12 @@ class AsyncFollower(_Opened):
         return await self._worker.run(lambda follower, stop: follower.prove())
 
 
-def _stage(follower: Follower, to: int | None, stop: _Stop) -> list[int]:
+def _stage(follower: Follower, to: int | None, stop: Stop) -> list[int]:
     """Stage unless, or until, nobody wants it any more."""
     try:
         staged = follower.stage(to, progress=stop.check)
         stop.check()
-    except _Stop.Cancelled:
+    except Stop.Cancelled:
         follower.discard()
         raise
     return staged

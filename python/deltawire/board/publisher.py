@@ -16,7 +16,6 @@ from ..errors import (
     StoreError,
     VersionConflict,
     WrongBase,
-    WrongVersion,
 )
 from ..stream import diff
 from ..types import Profile, Tiling
@@ -32,7 +31,7 @@ from .manifest import (
 )
 from .parts import PublishTicket, UploadedPart
 from .pending import PendingVersion
-from .succession import next_version, require_last, without_anchor
+from .succession import next_version, require_last, with_delta, without_anchor
 from .transfer import Progress
 from .trust import SigningKey
 from .vouching import check_uploaded, judging, last_anchor
@@ -396,13 +395,7 @@ class Publisher:
         """The head, and the version after it, which must be ``version`` if that is given."""
         head = self._head()
         self._check_workers()
-        if head is None:
-            raise WrongVersion(
-                "the board is empty; its first version is a whole checkpoint: publish_anchor",
-                version=version,
-                path=self._board.url,
-            )
-        return head, next_version(self._board, version, head)
+        return with_delta(self._board, version, head)
 
     def _head(self) -> Manifest | None:
         if self._closed:

@@ -52,6 +52,22 @@ def next_version(board: Board, version: int | None, head: Manifest) -> int:
     )
 
 
+def with_delta(board: Board, version: int | None, head: Manifest | None) -> tuple[Manifest, int]:
+    """The head, and the number of a version with a delta after it.
+
+    Raises:
+        WrongVersion: there is no head.
+        VersionConflict, WrongVersion: as :func:`next_version`.
+    """
+    if head is None:
+        raise WrongVersion(
+            "the board is empty; its first version is a whole checkpoint: publish_anchor",
+            version=version,
+            path=board.url,
+        )
+    return head, next_version(board, version, head)
+
+
 def without_anchor(board: Board, version: int) -> Manifest:
     """A version to which an anchor may be added.
 
