@@ -190,6 +190,17 @@ def test_versions_of_one_and_of_several_writers_are_composed(memory: dw.Board) -
     assert same(state, model(3))
 
 
+def test_skips_over_versions_of_several_writers(memory: dw.Board) -> None:
+    with memory.publisher() as publisher:
+        publisher.publish(1, base=model(0), new=model(1), tiling=TILING)
+        for layout in ("tp2", "tp2pp2"):
+            publish_together(memory, publisher, layout)
+    memory.add_skip(0, 3, weights=model(0))
+    served = model(0)
+    assert [step.version for step in memory.follower(served, version=0).advance()] == [3]
+    assert same(served, model(3))
+
+
 #: As in test_board_shards: large enough for hashes of records, and for the default tiling.
 WIDE = {"q.weight": (4096, 1024), "down_proj.weight": (1024, 4096), "norm.weight": (1024,)}
 
