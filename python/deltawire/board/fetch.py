@@ -6,16 +6,16 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import DeltawireError, StoreError, UntrustedDelta, WrongVersion
 from ..reader import inspect
 from ..sources import open_delta
 from .hop import Hop
 from .manifest import Manifest, ObjectRef
-from .ranged import fetch_needed
+from .ranged import Needs, fetch_needed
 
 if TYPE_CHECKING:
     from .board import Board
@@ -106,12 +106,12 @@ def fetch_deltas(
     *,
     spool: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-    only_for: Mapping[str, Any] | None = None,
+    only_for: Needs | None = None,
 ) -> list[FetchedDelta]:
     """Fetch deltas that follow one another, the first starting from state ``base``.
 
     All checksums are checked. Files are unnamed, so that a crash leaves nothing behind. With
-    ``only_for``, a target of shards, just what they need is fetched where that is worth it.
+    ``only_for``, targets of shards, just what they need is fetched where that is worth it.
 
     Raises:
         UntrustedDelta, CorruptDelta, UnsupportedDelta, LimitExceeded, StoreError.
@@ -135,7 +135,7 @@ def _fetch(
     hop: Hop,
     spool: str | os.PathLike[str] | None,
     progress: Progress | None,
-    only_for: Mapping[str, Any] | None,
+    only_for: Needs | None,
 ) -> FetchedDelta:
     fetched = None
     started = time.perf_counter()

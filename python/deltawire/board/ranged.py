@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from .. import _native
 from ..apply import matching_views
@@ -15,6 +15,9 @@ from ..tensors import Shard, TensorView, as_view
 if TYPE_CHECKING:
     from .board import Board
     from .manifest import PartRef
+
+#: A target, or several: of a tensor each holds one shard.
+Needs: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 #: Smaller deltas are fetched whole: one request costs less than several.
 WORTH_BYTES = 128 << 10
@@ -33,7 +36,7 @@ def is_partial(target: Mapping[str, Any]) -> bool:
     return any(not as_view(tensor).whole for tensor in shards)
 
 
-def fetch_needed(board: Board, item: PartRef, target: Mapping[str, Any], file: BinaryIO) -> int:
+def fetch_needed(board: Board, item: PartRef, target: Needs, file: BinaryIO) -> int:
     """Write those records of a delta into ``file``, at their places, that ``target`` needs.
 
     The file has the delta's length; what is not needed is left as a hole. Every record is checked
@@ -41,7 +44,8 @@ def fetch_needed(board: Board, item: PartRef, target: Mapping[str, Any], file: B
 
     Args:
         item: with ``records``.
-        target: names to tensors or shards; tensors of the delta that it lacks are not needed.
+        target: names to tensors or shards, or several such mappings; tensors of the delta that
+            are in none are not needed.
         file: empty, unbuffered reading by another descriptor must be possible.
 
     Returns:
@@ -51,7 +55,7 @@ def fetch_needed(board: Board, item: PartRef, target: Mapping[str, Any], file: B
         UntrustedDelta: other bytes than the manifest vouches for.
         CorruptDelta, LayoutMismatch, StoreError.
     """
-    return _Fetch(board, item, file).run(target)
+    return _Fetch(board, item, file).run([target] if isinstance(target, Mapping) else target)
 
 
 class _Fetch:
@@ -67,16 +71,19 @@ class _Fetch:
         hashes = raw.getvalue()
         self._hashes = [hashes[at : at + _HASH_BYTES] for at in range(0, len(hashes), _HASH_BYTES)]
 
-    def run(self, target: Mapping[str, Any]) -> int:
+    def run(self, targets: Sequence[Mapping[str, Any]]) -> int:
         self._file.truncate(self._item.bytes)
         self._ends()
         self._file.flush()
         delta = _native.Delta.from_path(f"/dev/fd/{self._file.fileno()}")
         if len(delta) + 2 != len(self._hashes):
             raise self._untrusted(f"{len(self._hashes)} hashes for {len(delta)} chunks")
-        views = matching_views(delta.info(), target, partial=True)
-        needed = delta.needed([view.native for view in views.values()])
-        for batch in _batches(needed):
+        header = delta.info()
+        needed: set[tuple[int, int, int]] = set()
+        for target in targets:
+            views = matching_views(header, target, partial=True)
+            needed.update(delta.needed([view.native for view in views.values()]))
+        for batch in _batches(sorted(needed)):
             ranges = [(offset, offset + length) for _, offset, length in batch]
             found = self._read(ranges)
             for (chunk, offset, _), record in zip(batch, found, strict=True):
