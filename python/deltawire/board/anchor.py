@@ -40,9 +40,9 @@ _SUFFIX = ".safetensors"
 #: Where the hashes of blocks lie in an anchor's directory.
 _HASHES = "block-hashes"
 #: Bytes of a block of a weight file, a power of two: readers of parts check them block by block.
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 256 << 10
 #: Files of fewer blocks have no hashes of them: reading all of such a file costs little.
-WORTH_BLOCKS = 4
+WORTH_BLOCKS = 16
 
 
 class _Sink(Protocol):
@@ -108,7 +108,7 @@ class Source:
             progress: called with the number of bytes just uploaded.
             opened: told of every upload before its first byte.
         """
-        done = []
+        done: list[AnchorFile] = []
         for name, write in self._files(max_shard_bytes):
             path = f"{directory}/{name}"
             # The files that readers may want parts of.

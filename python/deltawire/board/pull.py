@@ -28,7 +28,7 @@ from ..checkpoint.durable import (
     sync_directory,
 )
 from ..digest import state_digest
-from ..errors import StoreError, TargetError, UntrustedDelta, WrongBase
+from ..errors import DeltawireError, StoreError, TargetError, UntrustedDelta, WrongBase
 from ..types import Record
 from .anchor import PLAIN_NAME
 from .fetch import Progress, fetch_object, of_version
@@ -250,6 +250,7 @@ class _Pull:
     progress: Progress | None
     repair: bool
     fetched: int = 0
+    repair_failed: bool = False
     done: list[AdvanceStats] = field(default_factory=list)
 
     def run(self, to: int | None) -> PullStats:
@@ -270,8 +271,9 @@ class _Pull:
         if steps.anchor is None:
             try:
                 self._deltas(steps)
-            except WrongBase as error:
-                if not unfinished or self.done:
+            except DeltawireError as error:
+                torn = unfinished and not self.done
+                if isinstance(error, WrongBase) and not torn:
                     raise WrongBase(
                         f"{error.message}; the directory's weights were changed by something "
                         "else: remove it, or pull into another one",
@@ -279,6 +281,8 @@ class _Pull:
                         version=error.version,
                         path=str(self.directory),
                     ) from error
+                if not torn or not (isinstance(error, WrongBase) or self.repair_failed):
+                    raise
                 # A crash left tiles with neither their old nor their new bits, and they cannot be
                 # repaired.
                 steps = self._path(to, oldest, from_anchor=True)
@@ -322,14 +326,17 @@ class _Pull:
                 repair=self.repair,
             ) as run,
         ):
-            run.stage()
-            for hop in steps.deltas:
-                self._write(dataclasses.replace(self.state, pending=hop.version))
-                step = run.commit()
-                checkpoint.flush()
-                self._arrive(hop.manifest, self.state.files)
-                self.done.append(step)
+            try:
                 run.stage()
+                for hop in steps.deltas:
+                    self._write(dataclasses.replace(self.state, pending=hop.version))
+                    step = run.commit()
+                    checkpoint.flush()
+                    self._arrive(hop.manifest, self.state.files)
+                    self.done.append(step)
+                    run.stage()
+            finally:
+                self.repair_failed = run.repair_failed
 
     def _load(self, anchor: Anchor) -> None:
         """Fetch all files of an anchor, replacing those of the one before."""

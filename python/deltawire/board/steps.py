@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..apply import Staged, Tile, stage
-from ..errors import WrongBase
+from ..errors import DeltawireError, WrongBase
 from ..types import Record
 from .fetch import FetchedDelta, Progress, fetch_deltas
 from .hop import Hop
@@ -88,6 +88,8 @@ class DeltaRun:
         self._progress = progress
         self._repair = repair
         self._rebuilt: Rebuilt | None = None
+        #: Whether an error came from a repair, and not from the deltas or the target.
+        self.repair_failed = False
         #: Of a part: its state after the last commit, which adds up over the ranks.
         self.shard_state: bytes | None = None
         self._waiting = fetch_deltas(
@@ -150,15 +152,19 @@ class DeltaRun:
             )
 
     def _rebuild(self, delta: FetchedDelta) -> Rebuilt | None:
-        return rebuild(
-            self._board,
-            delta,
-            self._target,
-            partial=self._partial,
-            threads=self._threads,
-            spool=self._spool,
-            progress=self._progress,
-        )
+        try:
+            return rebuild(
+                self._board,
+                delta,
+                self._target,
+                partial=self._partial,
+                threads=self._threads,
+                spool=self._spool,
+                progress=self._progress,
+            )
+        except DeltawireError:
+            self.repair_failed = True
+            raise
 
     def commit(self) -> AdvanceStats:
         """Write the next delta.
