@@ -13,7 +13,7 @@ import pytest
 import deltawire as dw
 from board_runs import fresh_memory
 from deltawire.board import anchor as anchors
-from deltawire.board import publisher as publishing
+from deltawire.board import attempt as attempts
 from kept import Kept, LocalKept, S3Kept
 from store_servers import S3
 
@@ -34,7 +34,7 @@ SHAPES = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and hashes of records for every delta."""
     monkeypatch.setattr(anchors, "BLOCK_BYTES", BLOCK)
-    monkeypatch.setattr(publishing, "WORTH_BYTES", 1)
+    monkeypatch.setattr(attempts, "WORTH_BYTES", 1)
 
 
 def words(version: int = 0) -> Words:

@@ -490,6 +490,25 @@ def test_a_board_whose_anchor_does_not_lead_to_the_version(tmp_path: Path) -> No
     assert error.tensor == "q_proj.weight"
 
 
+def test_over_skip_records(tmp_path: Path) -> None:
+    """Before a delta that folds several, and through one from the anchor."""
+    board = dw.Board(tmp_path / "board", create=True)
+    fill(board, 5)
+    board.add_skip(2, 5, weights=words(2))
+    board.add_skip(0, 2, weights=words(0))
+    board, store = counted(board)
+    target = words(2)
+    tiles = harm(target)
+    (done,) = board.follower(target, version=2).advance()
+    assert equal(target, words(5))
+    assert done.repaired == tiles
+    assert done.bytes == sum(store.bytes.values())
+    shutil.rmtree(tmp_path / "board" / "anchors")
+    target = words(2)
+    harm(target)
+    refused(reopened(board), target, dw.StoreError, "no such object")
+
+
 def test_deltas_that_are_cut_differently(tmp_path: Path) -> None:
     """Where tiles of one lie within a tile of another, what the larger needs is not at hand."""
     board = dw.Board(tmp_path / "board", create=True)

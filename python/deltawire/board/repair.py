@@ -89,7 +89,7 @@ def rebuild(
         return None
     if path.anchor is None:
         return None
-    parent = path.goal.digest if delta.hop.is_link else delta.hop.manifest.parent_digest
+    parent = path.goal.digest if delta.hop.is_skip else delta.hop.manifest.parent_digest
     if (path.goal.digest, path.goal.result_state) != (parent, delta.hop.base_state):
         raise UntrustedDelta(
             "the manifest changed between two reads; manifests never change on a sound board",
