@@ -119,7 +119,7 @@ class Delta:
         full: bool,
         threads: int | None = None,
         progress: _Progress | None = None,
-        replaced: list[tuple[int, int, _Matrix]] = [],
+        replaced: list[tuple[int, int, _Matrix]] | None = None,
     ) -> Plan: ...
     def damaged(
         self, target: list[_Matrix], threads: int | None = None

@@ -254,7 +254,7 @@ impl Delta {
     ///
     /// `aliases` names for each entry the earlier one whose memory it is, if any. `replaced` holds tiles
     /// that are looked at instead of the target's.
-    #[pyo3(signature = (target, aliases, full, threads=None, progress=None, replaced=Vec::new()))]
+    #[pyo3(signature = (target, aliases, full, threads=None, progress=None, replaced=None))]
     #[allow(clippy::too_many_arguments)]
     fn plan(
         &self,
@@ -264,10 +264,11 @@ impl Delta {
         full: bool,
         threads: Option<usize>,
         progress: Option<Py<PyAny>>,
-        replaced: Vec<ReplacedRow<'_>>,
+        replaced: Option<Vec<ReplacedRow<'_>>>,
     ) -> PyResult<Plan> {
         let held = matrices(&target)?;
         let views: Vec<Matrix<'_>> = held.iter().map(|m| m.matrix()).collect();
+        let replaced = replaced.unwrap_or_default();
         let tiles: Vec<((u32, u32), ByteMatrix)> = replaced
             .iter()
             .map(|(t, tile, data)| Ok(((*t, *tile), ByteMatrix::new(data)?)))
