@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from .reader import describe
 from .sources import open_delta, placed
 from .stream import Progress
 from .tensors import (
+    Bytes,
     NativeMatrix,
     TensorView,
     as_view,
@@ -78,6 +80,64 @@ def matching_views(
     return views
 
 
+@dataclass(frozen=True)
+class Tile:
+    """Contents of one tile of a delta's tensor.
+
+    Attributes:
+        tensor: index of the tensor in the delta's table.
+        tile: number of the tile.
+        name: of the tensor.
+        view: the tile, a shard of the tensor in memory of its own.
+    """
+
+    tensor: int
+    tile: int
+    name: str
+    view: TensorView
+
+    def place_in(self, target: TensorView) -> Bytes:
+        """The tile's bytes in a target that holds it, of the shape of ``view.data``."""
+        row, col = self.view.corner or (0, 0)
+        first_row, first_col = target.corner or (0, 0)
+        rows, width = self.view.data.shape
+        top, left = row - first_row, (col - first_col) * self.view.itemsize
+        return target.data[top : top + rows, left : left + width]
+
+
+def damaged_tiles(
+    source: Any, target: Mapping[str, Any], *, partial: bool = False, threads: int | None = None
+) -> tuple[list[Tile], int]:
+    """The tiles of a target that hold neither the base of a delta nor its result.
+
+    Only tiles that the delta changes are looked at: of others it is not known what they should
+    hold, and ``stage`` refuses the target as a whole.
+
+    Args:
+        source, target, partial, threads: as for ``stage``.
+
+    Returns:
+        The tiles, their contents zeros in memory that is not taken before it is written; and the
+        bytes that the target holds of the delta's tensors.
+
+    Raises:
+        CorruptDelta, LayoutMismatch, StoreError: as ``stage``.
+    """
+    delta, path = open_delta(source)
+    with placed(path):
+        views = matching_views(delta.info(), target, partial=partial)
+        rows = delta.damaged([view.native for view in views.values()], threads)
+    names = list(views)
+    tiles = []
+    for tensor, tile, row, col, height, width in rows:
+        name = names[tensor]
+        like = views[name]
+        data = np.zeros((height, width * like.itemsize), np.uint8)
+        view = TensorView(like.dtype, like.shape, data, corner=(row, col))
+        tiles.append(Tile(tensor, tile, name, view))
+    return tiles, sum(view.data.size for view in views.values())
+
+
 class Staged:
     """A delta that is read, checked and proven against a target, ready to commit.
 
@@ -108,12 +168,14 @@ class Staged:
         header: dict[str, Any],
         threads: int | None,
         stage_seconds: float,
+        writes: list[tuple[Bytes, Bytes]],
     ) -> None:
         self._delta = delta
         self._path = path
         self._plan = plan
         self._data = data
         self._threads = threads
+        self._writes = writes
         self.version: int = header["version"]
         self.base_version: int | None = header["base_version"]
         self.chunks = len(delta)
@@ -143,6 +205,8 @@ class Staged:
         """
         begun = time.perf_counter()
         try:
+            for place, tile in self._writes:
+                place[...] = tile
             with placed(self._path):
                 changed = self._delta.commit(self._plan, self._data, self._threads)
         except BufferError as error:
@@ -168,6 +232,7 @@ def stage(
     progress: Callable[[int], object] | None = None,
     read_only: bool = False,
     partial: bool = False,
+    replaced: Sequence[Tile] = (),
 ) -> Staged:
     """Check a delta against a target without writing to it.
 
@@ -190,6 +255,8 @@ def stage(
         progress: called with the number of dense bytes just done.
         read_only: only check; the target need not be writable, and ``commit`` may fail.
         partial: tensors that the target lacks are those of other ranks, and left out.
+        replaced: tiles of the delta that ``commit`` overwrites first; all is proven as if that was
+            done already.
 
     Raises:
         CorruptDelta, UnsupportedDelta, LimitExceeded: the delta is unusable.
@@ -213,14 +280,16 @@ def stage(
         if not read_only:
             require_writable(views)
         data = [view.native for view in views.values()]
-        plan = delta.plan(data, shared_memory(views), verify, threads, progress)
+        tiles = [(tile.tensor, tile.tile, tile.view.native) for tile in replaced]
+        plan = delta.plan(data, shared_memory(views), verify, threads, progress, tiles)
         states = plan.states
         if expect_result is not None and states is not None and bytes(states[1]) != expect_result:
             raise UntrustedDelta(
                 "the target would end in another state than the one expected; fetch an anchor",
                 version=header["version"],
             )
-    return Staged(delta, path, plan, data, header, threads, time.perf_counter() - begun)
+    writes = [(tile.place_in(views[tile.name]), tile.view.data) for tile in replaced]
+    return Staged(delta, path, plan, data, header, threads, time.perf_counter() - begun, writes)
 
 
 def apply(

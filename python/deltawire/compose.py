@@ -44,9 +44,9 @@ def compose(
 
     Raises:
         LayoutMismatch: the deltas do not follow one another, or have other tensors than ``base``.
-        WrongBase: the base is needed, or is not what the first delta starts from: then the changes
-            do not add up to the state that the last one names.
-        CorruptDelta, UnsupportedDelta, LimitExceeded: a delta is unusable.
+        WrongBase: the base is needed, or is not what the first delta starts from.
+        CorruptDelta, UnsupportedDelta, LimitExceeded: a delta is unusable, or the changes do not
+            add up to the state that the last one names.
         StoreError: a source or the sink fails.
     """
     begun = time.perf_counter()

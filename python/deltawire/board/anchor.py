@@ -18,12 +18,13 @@ import numpy as np
 from ..checkpoint import Checkpoint
 from ..checkpoint.directory import INDEX_NAME, SINGLE_NAME, extra_files
 from ..checkpoint.durable import store_error
-from ..checkpoint.header import MAX_HEADER_BYTES, PREFIX_BYTES, Entry, parse_header
+from ..checkpoint.header import Entry
 from ..checkpoint.write import split_shards, write_stream
 from ..digest import state_digest
 from ..errors import CorruptCheckpoint, LayoutMismatch, StoreError, UntrustedDelta
 from ..tensors import Bytes, TensorView, as_views, require_writable
-from .manifest import AnchorFiles, Manifest, ObjectRef, State
+from .blocks import PIECE_BYTES, BlockFile, Range, pieces, read_header
+from .manifest import AnchorFile, AnchorFiles, BlocksRef, Manifest, State
 from .plan import Anchor
 from .transfer import Counting, Progress, fetch_object, of_version
 
@@ -31,13 +32,17 @@ if TYPE_CHECKING:
     from .. import _native
     from .board import Board
 
-#: Bytes in flight while an anchor is read or written.
-_PIECE = 8 << 20
 #: Pieces that are asked for at once: the store's requests overlap.
 _BATCH_BYTES, _BATCH_PIECES = 32 << 20, 1000
 #: One segment of a path on a board.
 PLAIN_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._+=@-]{1,200}")
 _SUFFIX = ".safetensors"
+#: Where the hashes of blocks lie in an anchor's directory.
+_HASHES = "block-hashes"
+#: Bytes of a block of a weight file, a power of two: readers of parts check them block by block.
+BLOCK_BYTES = 256 << 10
+#: Files of fewer blocks have no hashes of them: reading all of such a file costs little.
+WORTH_BLOCKS = 16
 
 
 class _Sink(Protocol):
@@ -103,13 +108,23 @@ class Source:
             progress: called with the number of bytes just uploaded.
             opened: told of every upload before its first byte.
         """
-        done = []
+        done: list[AnchorFile] = []
         for name, write in self._files(max_shard_bytes):
             path = f"{directory}/{name}"
-            upload = store.upload(path)
+            # The files that readers may want parts of.
+            block_bytes = BLOCK_BYTES if name.endswith(_SUFFIX) else None
+            upload = store.upload(path, block_bytes)
             opened(upload, path)
             write(upload if progress is None else Counting(upload, progress))
-            done.append(ObjectRef(*upload.finish()))
+            path, length, blake3, hashes = upload.finish_with_blocks()
+            blocks = None
+            if length >= WORTH_BLOCKS * BLOCK_BYTES and hashes:
+                path_of_hashes = store.blocks_path(directory, len(done))
+                upload = store.upload(path_of_hashes)
+                opened(upload, path_of_hashes)
+                upload.write(hashes)
+                blocks = BlocksRef(*upload.finish(), block_bytes=BLOCK_BYTES)
+            done.append(AnchorFile(path, length, blake3, blocks))
         return AnchorFiles(directory, tuple(done))
 
     def _files(self, max_shard_bytes: int) -> Iterator[tuple[str, Callable[[_Sink], None]]]:
@@ -123,10 +138,10 @@ class Source:
                 weights.append((self.tensors.index.name, self.tensors.index))
             copies = weights + copies
         for name, file in copies:
-            if not PLAIN_NAME.fullmatch(name):
+            if not PLAIN_NAME.fullmatch(name) or name == _HASHES:
                 raise StoreError(
-                    "a board takes file names of A-Z a-z 0-9 . _ + = @ - only; rename the file or "
-                    "publish from a directory without it",
+                    "a board takes file names of A-Z a-z 0-9 . _ + = @ - only, and not "
+                    f"{_HASHES!r}; rename the file or publish from a directory without it",
                     path=str(file),
                 )
         if not isinstance(self.tensors, Checkpoint):
@@ -162,7 +177,7 @@ def _put(raw: bytes, sink: _Sink) -> None:
 def _copy(source: Path, sink: _Sink) -> None:
     try:
         with source.open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(PIECE_BYTES):
                 sink.write(piece)
     except OSError as error:
         raise store_error(error, source, "cannot be read") from error
@@ -171,8 +186,9 @@ def _copy(source: Path, sink: _Sink) -> None:
 class AnchorLoader:
     """An anchor on its way into tensors in memory.
 
-    ``check`` reads all of it and compares its tensors with the target's; ``load`` reads it again
-    and writes. Neither holds more than a few MiB.
+    ``check`` compares its tensors with the target's and checks all bytes that are needed; ``load``
+    reads them again and writes. Neither holds more than some tens of MiB. For a rank's part, and
+    of files that have hashes of their blocks, only the blocks that hold the part are read.
     """
 
     def __init__(
@@ -184,12 +200,10 @@ class AnchorLoader:
         self._board = board
         self._files = anchor.files
         self._views = as_views(target)
-        self._places: list[tuple[ObjectRef, Entry]] = []
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the anchor's weight files."""
-        return sum(file.bytes for file in self._weights())
+        self._places: list[tuple[AnchorFile, Entry]] = []
+        self._blocks: dict[str, BlockFile] = {}
+        #: Bytes that :meth:`check` fetched.
+        self.bytes = 0
 
     @property
     def elements(self) -> int:
@@ -199,7 +213,8 @@ class AnchorLoader:
     def check(self) -> None:
         """Check the files' BLAKE3, and that they hold exactly the target's tensors.
 
-        For a rank's part all of the files are read as well: their BLAKE3 is of the whole.
+        For a rank's part of files without hashes of their blocks all of them are read as well:
+        their BLAKE3 is of the whole.
 
         Raises:
             UntrustedDelta: other bytes than the manifest's.
@@ -209,12 +224,25 @@ class AnchorLoader:
         """
         started = time.perf_counter()
         require_writable(self._views)
-        self._places = []
-        for file in self._weights():
-            with of_version(self.manifest.version):
-                fetch_object(self._board, file, None, None)
-                self._places += [(file, entry) for entry in self._read_header(file)]
-        self._compare()
+        self._places, self._blocks, self.bytes = [], {}, 0
+        with of_version(self.manifest.version):
+            for file in self._weights():
+                if self._partial and file.blocks is not None:
+                    blocks = self._blocks[file.path] = BlockFile(self._board, file)
+                    entries = blocks.header()
+                    blocks.forget()
+                else:
+                    fetch_object(self._board, file, None, None)
+                    self.bytes += file.bytes
+                    entries = self._read_header(file)
+                self._places += [(file, entry) for entry in entries]
+            self._compare()
+            for path, batch in self._batches():
+                if path in self._blocks:
+                    self._blocks[path].check(_ranges(batch))
+                self._forget(path)
+        self._forget(None)
+        self.bytes += sum(blocks.fetched for blocks in self._blocks.values())
         self.check_seconds = time.perf_counter() - started
 
     def load(self, threads: int | None) -> State:
@@ -229,8 +257,13 @@ class AnchorLoader:
             StoreError: reading failed half way, with the same effect.
         """
         for path, batch in self._batches():
-            ranges = [(start, start + piece.size) for piece, start in batch]
-            found = self._board.store.read_ranges(path, ranges)
+            blocks = self._blocks.get(path)
+            if blocks is None:
+                found = self._board.store.read_ranges(path, _ranges(batch))
+            else:
+                with of_version(self.manifest.version):
+                    found = blocks.read(_ranges(batch))
+            self._forget(path)
             for (piece, _), raw in zip(batch, found, strict=True):
                 piece[...] = np.frombuffer(raw, np.uint8).reshape(piece.shape)
         state = state_digest(self._views, threads=threads)
@@ -244,6 +277,12 @@ class AnchorLoader:
             )
         return state
 
+    def _forget(self, path: str | None) -> None:
+        """Drop what is kept of other files than this one."""
+        for other, blocks in self._blocks.items():
+            if other != path:
+                blocks.forget()
+
     def _batches(self) -> Iterator[tuple[str, list[tuple[Bytes, int]]]]:
         """Pieces of the target and where their bytes begin, a few MiB of one file at a time."""
         for path, places in itertools.groupby(self._places, lambda place: place[0].path):
@@ -252,7 +291,7 @@ class AnchorLoader:
             for _, entry in places:
                 if entry.name not in self._views:
                     continue
-                for piece, begin in _pieces(self._views[entry.name]):
+                for piece, begin in pieces(self._views[entry.name]):
                     batch.append((piece, entry.start + begin))
                     size += piece.size
                     if size >= _BATCH_BYTES or len(batch) >= _BATCH_PIECES:
@@ -261,22 +300,19 @@ class AnchorLoader:
             if batch:
                 yield path, batch
 
-    def _weights(self) -> list[ObjectRef]:
-        return [file for file in self._files.files if file.path.endswith(_SUFFIX)]
+    def _weights(self) -> list[AnchorFile]:
+        return weights(self._files)
 
     def _where(self, path: str) -> str:
         return f"{self._board.url.rstrip('/')}/{path}"
 
-    def _read_header(self, file: ObjectRef) -> tuple[Entry, ...]:
+    def _read_header(self, file: AnchorFile) -> tuple[Entry, ...]:
         store = self._board.store
-        where = self._where(file.path)
-        if file.bytes < PREFIX_BYTES:
-            raise CorruptCheckpoint("too short for a safetensors file", path=where, offset=0)
-        length = int.from_bytes(store.read_range(file.path, 0, PREFIX_BYTES), "little")
-        if length > min(MAX_HEADER_BYTES, file.bytes - PREFIX_BYTES):
-            raise CorruptCheckpoint(f"a header of {length} bytes is claimed", path=where, offset=0)
-        raw = store.read_range(file.path, PREFIX_BYTES, PREFIX_BYTES + length)
-        return parse_header(raw, file.bytes, where).entries
+        return read_header(
+            lambda begin, end: store.read_range(file.path, begin, end),
+            file.bytes,
+            self._where(file.path),
+        )
 
     def _compare(self) -> None:
         found: dict[str, Entry] = {}
@@ -308,28 +344,10 @@ class AnchorLoader:
         )
 
 
-def _pieces(view: TensorView) -> Iterator[tuple[Bytes, int]]:
-    """The view cut into pieces of at most ``_PIECE`` bytes, and where they begin in the tensor."""
-    data = view.data
-    if data.size == 0:
-        return
-    stride = view.cols * view.itemsize
-    row, col = view.corner or (0, 0)
-    width, first = data.shape[1], row * stride + col * view.itemsize
-    if width < stride:
-        # A shard of columns: each row by itself.
-        for number, line in enumerate(data):
-            for begin in range(0, width, _PIECE):
-                yield line[begin : begin + _PIECE], first + number * stride + begin
-        return
-    if data.flags.c_contiguous:
-        data = data.reshape(1, -1)
-        width = data.shape[1]
-    if width >= _PIECE:
-        for number, line in enumerate(data):
-            for begin in range(0, width, _PIECE):
-                yield line[begin : begin + _PIECE], first + number * width + begin
-        return
-    step = _PIECE // width
-    for begin in range(0, len(data), step):
-        yield data[begin : begin + step], first + begin * width
+def weights(files: AnchorFiles) -> list[AnchorFile]:
+    """The weight files of an anchor."""
+    return [file for file in files.files if file.path.endswith(_SUFFIX)]
+
+
+def _ranges(batch: list[tuple[Bytes, int]]) -> list[Range]:
+    return [(start, start + piece.size) for piece, start in batch]

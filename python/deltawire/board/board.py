@@ -463,6 +463,7 @@ class Board:
         lease: str | None = None,
         lease_seconds: float = 900.0,
         partial: bool = False,
+        repair: bool = True,
     ) -> Follower:
         """Follow the board with tensors that are changed in place.
 
@@ -485,6 +486,8 @@ class Board:
             lease_seconds: for which each renewal is good; polls renew it.
             partial: tensors that ``target`` lacks are other ranks'. So they are where it holds a
                 ``Shard``. Then only chunks that this rank needs are fetched.
+            repair: where a few tiles of ``target`` hold neither the old nor the new bits, rebuild
+                them from an anchor and deltas; False: ``WrongBase`` is raised.
         """
         return Follower(
             self,
@@ -499,6 +502,7 @@ class Board:
             lease=lease,
             lease_seconds=lease_seconds,
             partial=partial,
+            repair=repair,
         )
 
     def pull(
@@ -511,6 +515,7 @@ class Board:
         memory: str | os.PathLike[str] | None = None,
         max_age: float | None = None,
         on_stale: OnStale | None = None,
+        repair: bool = True,
     ) -> PullStats:
         """Bring a checkpoint directory to a version; see :func:`deltawire.board.pull.pull`."""
         return pull(
@@ -522,4 +527,5 @@ class Board:
             memory=memory,
             max_age=max_age,
             on_stale=on_stale,
+            repair=repair,
         )

@@ -6,9 +6,9 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import DeltawireError, StoreError, UntrustedDelta, WrongVersion
 from ..reader import inspect
@@ -16,7 +16,7 @@ from ..sources import open_delta
 from .hop import Hop
 from .joining import fetch_joined, fetch_whole
 from .manifest import Manifest
-from .ranged import fetch_needed
+from .ranged import Needs, fetch_needed
 from .transfer import Progress, fetch_object, of_version
 
 if TYPE_CHECKING:
@@ -106,12 +106,12 @@ def fetch_deltas(
     *,
     spool: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-    only_for: Mapping[str, Any] | None = None,
+    only_for: Needs | None = None,
 ) -> list[FetchedDelta]:
     """Fetch deltas that follow one another, the first starting from state ``base``.
 
     All checksums are checked. Files are unnamed, so that a crash leaves nothing behind. With
-    ``only_for``, a target of shards, just what they need is fetched where that is worth it.
+    ``only_for``, targets of shards, just what they need is fetched where that is worth it.
 
     Raises:
         UntrustedDelta, CorruptDelta, UnsupportedDelta, LimitExceeded, StoreError.
@@ -135,7 +135,7 @@ def _fetch(
     hop: Hop,
     spool: str | os.PathLike[str] | None,
     progress: Progress | None,
-    only_for: Mapping[str, Any] | None,
+    only_for: Needs | None,
 ) -> FetchedDelta:
     fetched = None
     started = time.perf_counter()

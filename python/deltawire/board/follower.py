@@ -49,6 +49,7 @@ class Follower:
         lease: str | None = None,
         lease_seconds: float = 900.0,
         partial: bool = False,
+        repair: bool = True,
     ) -> None:
         """Use :meth:`deltawire.Board.follower`.
 
@@ -62,6 +63,7 @@ class Follower:
         self._threads = threads
         self._spool = spool
         self._partial = partial or is_partial(target)
+        self._repair = repair
         self._shard_state: bytes | None = None
         self._loader: AnchorLoader | None = None
         self._run: DeltaRun | None = None
@@ -147,7 +149,7 @@ class Follower:
             RolledBack: the board ends before, or differs from, what was seen of it.
             StaleBoard: its newest version is older than ``max_age``.
             UntrustedDelta, CorruptDelta: an object was altered; nothing was changed.
-            WrongBase: the target does not hold the bits of its version.
+            WrongBase: the target does not hold the bits of its version, and cannot be repaired.
             LayoutMismatch: names, dtypes or shapes disagree.
             TargetTorn: writing failed half way; advance again.
         """
@@ -195,6 +197,7 @@ class Follower:
                 spool=self._spool,
                 partial=self._partial,
                 progress=progress,
+                repair=self._repair,
             )
             try:
                 if loader is None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from .. import _native
 from ..errors import LayoutMismatch, UntrustedDelta
 from .hop import Hop
 from .manifest import PartRef
-from .ranged import fetch_ends, fetch_needed, needed_chunks
+from .ranged import Needs, fetch_ends, fetch_needed, needed_chunks
 from .transfer import Progress, fetch_object
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Parts:
         """Fetch all of them, their BLAKE3 checked; returns bytes."""
         return self._each(self._fetch_whole, progress)
 
-    def fetch_needed(self, target: Mapping[str, Any], progress: Progress | None = None) -> int:
+    def fetch_needed(self, target: Needs, progress: Progress | None = None) -> int:
         """Fetch what a rank needs of them, as :func:`deltawire.board.ranged.fetch_needed`."""
 
         def needed(item: PartRef, at: int, progress: Progress | None) -> int:
@@ -121,9 +121,7 @@ class Parts:
 
         return self._each(ends, None)
 
-    def join(
-        self, sink: object | None, heading: Heading, target: Mapping[str, Any] | None = None
-    ) -> Fit:
+    def join(self, sink: object | None, heading: Heading, target: Needs | None = None) -> Fit:
         """Write the delta that the parts make; without a sink, only see that they fit.
 
         Args:
@@ -185,7 +183,7 @@ def fetch_joined(
     file: BinaryIO,
     spool: str | os.PathLike[str] | None,
     progress: Progress | None,
-    only_for: Mapping[str, Any] | None,
+    only_for: Needs | None,
 ) -> int | None:
     """Write the delta that a hop's parts make into ``file``, for ``only_for`` what it needs.
 
@@ -220,7 +218,7 @@ def fetch_whole(board: Board, hop: Hop, sink: object) -> int:
         return _join(parts, sink, hop, None).bytes
 
 
-def _join(parts: Parts, sink: object, hop: Hop, only_for: Mapping[str, Any] | None) -> Fit:
+def _join(parts: Parts, sink: object, hop: Hop, only_for: Needs | None) -> Fit:
     if only_for is not None:
         return parts.join(sink, Heading.of(hop), only_for)
     try:

@@ -49,16 +49,45 @@ class PartRef(ObjectRef):
 
 
 @dataclass(frozen=True)
+class BlocksRef(ObjectRef):
+    """Hashes of the blocks of a file.
+
+    Attributes:
+        block_bytes: bytes of a block, a power of two; the file's last one may be shorter.
+    """
+
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class AnchorFile(ObjectRef):
+    """A file of an anchor.
+
+    Attributes:
+        blocks: an object with the BLAKE3 of each of its blocks, 32 bytes each, for those who read
+            parts of it; None: only the whole can be checked.
+    """
+
+    blocks: BlocksRef | None = None
+
+
+@dataclass(frozen=True)
 class AnchorFiles(Record):
     """A full checkpoint on the board: its directory, and every file in it."""
 
     path: str
-    files: tuple[ObjectRef, ...]
+    files: tuple[AnchorFile, ...]
 
     @property
     def bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.bytes for file in self.files)
+
+    @property
+    def objects(self) -> tuple[ObjectRef, ...]:
+        """All that lies in the directory: the files, and the hashes of their blocks."""
+        blocks = (file.blocks for file in self.files if file.blocks is not None)
+        return (*self.files, *blocks)
 
     def relative(self, file: ObjectRef) -> str:
         """The file's path within the checkpoint directory."""
@@ -312,8 +341,14 @@ def _parts(parts: tuple[PartRef, ...]) -> list[dict[str, Any]]:
 
 def anchor_files(value: Mapping[str, Any]) -> AnchorFiles:
     """The ``anchor`` value of a validated record."""
-    files = tuple(ObjectRef(**_only_object(item)) for item in value["files"])
-    return AnchorFiles(value["path"], files)
+    return AnchorFiles(value["path"], tuple(_anchor_file(item) for item in value["files"]))
+
+
+def _anchor_file(value: Mapping[str, Any]) -> AnchorFile:
+    blocks = value.get("blocks")
+    if blocks is not None:
+        blocks = BlocksRef(**_only_object(blocks), block_bytes=blocks["block_bytes"])
+    return AnchorFile(**_only_object(value), blocks=blocks)
 
 
 def _part(value: Mapping[str, Any]) -> PartRef:

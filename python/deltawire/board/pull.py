@@ -28,7 +28,7 @@ from ..checkpoint.durable import (
     sync_directory,
 )
 from ..digest import state_digest
-from ..errors import StoreError, TargetError, UntrustedDelta, WrongBase
+from ..errors import DeltawireError, StoreError, TargetError, UntrustedDelta, WrongBase
 from ..types import Record
 from .anchor import PLAIN_NAME
 from .hop import Held
@@ -61,9 +61,10 @@ class PullStats(Record):
         anchor: version of the anchor that was loaded, or None.
         versions: deltas applied.
         bytes: fetched.
-        changed: elements written by deltas.
+        changed: elements written by deltas, without those of repaired tiles.
         pull_seconds, stage_seconds, commit_seconds: of the deltas.
         state: 16 bytes, the state of the version.
+        repaired: tiles that held neither old nor new bits, and were rebuilt.
     """
 
     version: int
@@ -76,6 +77,7 @@ class PullStats(Record):
     stage_seconds: float
     commit_seconds: float
     state: State
+    repaired: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def pull(
     memory: str | os.PathLike[str] | None = None,
     max_age: float | None = None,
     on_stale: OnStale | None = None,
+    repair: bool = True,
 ) -> PullStats:
     """Bring a checkpoint directory to a version, by default the newest.
 
@@ -205,10 +208,12 @@ def pull(
         max_age: seconds that the newest version may be old, where that is what is pulled.
         on_stale: called with a ``Stale`` where it is older, and the pull goes on; None:
             ``StaleBoard`` is raised.
+        repair: where a few tiles of the weights hold neither the old nor the new bits, rebuild them
+            from an anchor and deltas.
 
     Raises:
         WrongVersion: no such version, or the directory has passed it.
-        WrongBase: the directory's weights were changed by something else.
+        WrongBase: the directory's weights were changed by something else, and cannot be repaired.
         BrokenChain, UntrustedDelta, CorruptDelta: the board does not continue what the
             directory holds, was altered, or is not signed by a trusted key; the directory is as
             before.
@@ -225,12 +230,12 @@ def pull(
                 state = _State.read(path)
                 if state is not None:
                     watch.recall(state.remembered, [*state.keys])
-                    return _Pull(board, path, state, watch, threads, progress).run(version)
+                    return _Pull(board, path, state, watch, threads, progress, repair).run(version)
         _remove_leftovers(path)
         with new_directory(path) as temporary:
             # Held until it has its final name, so that nobody takes it for a leftover.
             locks.enter_context(_locked(temporary))
-            return _Pull(board, temporary, _State(), watch, threads, progress).run(version)
+            return _Pull(board, temporary, _State(), watch, threads, progress, repair).run(version)
 
 
 @dataclass
@@ -243,7 +248,9 @@ class _Pull:
     watch: Watch
     threads: int | None
     progress: Progress | None
+    repair: bool
     fetched: int = 0
+    repair_failed: bool = False
     done: list[AdvanceStats] = field(default_factory=list)
 
     def run(self, to: int | None) -> PullStats:
@@ -264,8 +271,9 @@ class _Pull:
         if steps.anchor is None:
             try:
                 self._deltas(steps)
-            except WrongBase as error:
-                if not unfinished or self.done:
+            except DeltawireError as error:
+                torn = unfinished and not self.done
+                if isinstance(error, WrongBase) and not torn:
                     raise WrongBase(
                         f"{error.message}; the directory's weights were changed by something "
                         "else: remove it, or pull into another one",
@@ -273,7 +281,10 @@ class _Pull:
                         version=error.version,
                         path=str(self.directory),
                     ) from error
-                # A crash in the middle of a tile left it with neither its old nor its new bits.
+                if not torn or not (isinstance(error, WrongBase) or self.repair_failed):
+                    raise
+                # A crash left tiles with neither their old nor their new bits, and they cannot be
+                # repaired.
                 steps = self._path(to, oldest, from_anchor=True)
         if steps.anchor is not None:
             before = None
@@ -312,16 +323,20 @@ class _Pull:
                 threads=self.threads,
                 spool=self.directory.parent,
                 progress=self.progress,
+                repair=self.repair,
             ) as run,
         ):
-            run.stage()
-            for hop in steps.deltas:
-                self._write(dataclasses.replace(self.state, pending=hop.version))
-                step = run.commit()
-                checkpoint.flush()
-                self._arrive(hop.manifest, self.state.files)
-                self.done.append(step)
+            try:
                 run.stage()
+                for hop in steps.deltas:
+                    self._write(dataclasses.replace(self.state, pending=hop.version))
+                    step = run.commit()
+                    checkpoint.flush()
+                    self._arrive(hop.manifest, self.state.files)
+                    self.done.append(step)
+                    run.stage()
+            finally:
+                self.repair_failed = run.repair_failed
 
     def _load(self, anchor: Anchor) -> None:
         """Fetch all files of an anchor, replacing those of the one before."""
@@ -377,6 +392,7 @@ class _Pull:
             stage_seconds=sum(step.stage_seconds for step in self.done),
             commit_seconds=sum(step.commit_seconds for step in self.done),
             state=steps.goal.result_state,
+            repaired=sum(step.repaired for step in self.done),
         )
 
 

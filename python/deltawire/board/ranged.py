@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from .. import _native
 from ..apply import matching_views
@@ -15,6 +15,9 @@ from ..tensors import Shard, TensorView, as_view
 if TYPE_CHECKING:
     from .board import Board
     from .manifest import PartRef
+
+#: A target, or several: of a tensor each holds one shard.
+Needs: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 #: Smaller deltas are fetched whole: one request costs less than several.
 WORTH_BYTES = 128 << 10
@@ -33,19 +36,25 @@ def is_partial(target: Mapping[str, Any]) -> bool:
     return any(not as_view(tensor).whole for tensor in shards)
 
 
-def needed_chunks(delta: _native.Delta, target: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    """Number, offset and bytes of each chunk that a rank needs.
+def needed_chunks(delta: _native.Delta, target: Needs) -> list[tuple[int, int, int]]:
+    """Number, offset and bytes of each chunk that a rank needs, in the order of the delta.
+
+    Args:
+        target: names to tensors or shards, or several such mappings; tensors of the delta that
+            are in none are not needed.
 
     Raises:
         LayoutMismatch: a tensor has another dtype or shape, or a shard cuts tiles.
     """
-    views = matching_views(delta.info(), target, partial=True)
-    return delta.needed([view.native for view in views.values()])
+    header = delta.info()
+    needed: set[tuple[int, int, int]] = set()
+    for each in [target] if isinstance(target, Mapping) else target:
+        views = matching_views(header, each, partial=True)
+        needed.update(delta.needed([view.native for view in views.values()]))
+    return sorted(needed)
 
 
-def fetch_needed(
-    board: Board, item: PartRef, target: Mapping[str, Any], file: BinaryIO, at: int = 0
-) -> int:
+def fetch_needed(board: Board, item: PartRef, target: Needs, file: BinaryIO, at: int = 0) -> int:
     """Write those records of a delta into ``file``, at their places, that ``target`` needs.
 
     What is not needed is left as a hole. Every record is checked with its BLAKE3, which the
@@ -53,7 +62,7 @@ def fetch_needed(
 
     Args:
         item: with ``records``.
-        target: names to tensors or shards; tensors of the delta that it lacks are not needed.
+        target: as for :func:`needed_chunks`.
         file: unbuffered reading by another descriptor must be possible, and it must reach to the
             end of the delta.
         at: where in the file the delta begins.
@@ -89,7 +98,7 @@ class _Fetch:
         hashes = raw.getvalue()
         self._hashes = [hashes[at : at + _HASH_BYTES] for at in range(0, len(hashes), _HASH_BYTES)]
 
-    def run(self, target: Mapping[str, Any]) -> int:
+    def run(self, target: Needs) -> int:
         self.ends()
         path = f"/dev/fd/{self._file.fileno()}"
         (delta,) = _native.Delta.slices(path, [(self._at, self._item.bytes, self._place)])

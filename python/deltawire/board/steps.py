@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..apply import Staged, stage
+from ..apply import Staged, Tile, stage
+from ..errors import DeltawireError, WrongBase
 from ..types import Record
 from .fetch import FetchedDelta, fetch_deltas
 from .hop import Hop
 from .manifest import State
+from .repair import Rebuilt, rebuild
 from .transfer import Progress
 
 if TYPE_CHECKING:
@@ -26,13 +28,15 @@ class AdvanceStats(Record):
 
     Attributes:
         version: that the target holds now.
-        bytes: fetched for the step.
-        changed: elements written.
+        bytes: fetched for the step, for repairs too; of an anchor those that were checked, which
+            are then read once more.
+        changed: elements written, without those of repaired tiles.
         pull_seconds: fetching.
         stage_seconds: reading, checking and decoding, while the target can still be used.
         commit_seconds: writing; the pause.
         state: 16 bytes, the target's state now.
         anchor: whether the whole checkpoint was loaded.
+        repaired: tiles that held neither the old nor the new bits, and were rebuilt.
     """
 
     version: int
@@ -43,6 +47,7 @@ class AdvanceStats(Record):
     commit_seconds: float
     state: State
     anchor: bool = False
+    repaired: int = 0
 
 
 class DeltaRun:
@@ -59,6 +64,7 @@ class DeltaRun:
         spool: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
         partial: bool = False,
+        repair: bool = False,
     ) -> None:
         """Fetch and check all deltas; the target is not looked at.
 
@@ -70,13 +76,21 @@ class DeltaRun:
             spool: directory for the deltas; by default the system's.
             progress: called with the number of bytes just fetched.
             partial: the target is one rank's part of the tensors; only that is fetched and changed.
+            repair: rebuild tiles of the target that are damaged, see ``repair.py``.
 
         Raises:
             UntrustedDelta, CorruptDelta, UnsupportedDelta, LimitExceeded, StoreError.
         """
+        self._board = board
         self._target = target
         self._threads = threads
         self._partial = partial
+        self._spool = spool
+        self._progress = progress
+        self._repair = repair
+        self._rebuilt: Rebuilt | None = None
+        #: Whether an error came from a repair, and not from the deltas or the target.
+        self.repair_failed = False
         #: Of a part: its state after the last commit, which adds up over the ranks.
         self.shard_state: bytes | None = None
         self._waiting = fetch_deltas(
@@ -109,22 +123,49 @@ class DeltaRun:
         """Prepare the next delta, if there is one: all is checked, and nothing written.
 
         Raises:
-            WrongBase: the target does not hold the base.
+            WrongBase: the target does not hold the base, and was not to be, or cannot be, repaired.
+            UntrustedDelta, StoreError: what a repair needs cannot be used, or read.
             LayoutMismatch, TargetError: the target does not fit, or cannot be written.
         """
         if self._staged is not None or not self._waiting:
             return
         delta = self._waiting[0]
         started = time.perf_counter()
+        try:
+            staged = self._stage(delta, ())
+        except WrongBase:
+            self._rebuilt = self._rebuild(delta) if self._repair else None
+            if self._rebuilt is None:
+                raise
+            # Of damage elsewhere it is known only now.
+            staged = self._stage(delta, self._rebuilt.tiles)
+        self._staged = staged, time.perf_counter() - started
+
+    def _stage(self, delta: FetchedDelta, replaced: Sequence[Tile]) -> Staged:
         with delta.blamed():
-            staged = stage(
+            return stage(
                 delta.path,
                 self._target,
                 expect_result=delta.hop.result_state,
                 threads=self._threads,
                 partial=self._partial,
+                replaced=replaced,
             )
-        self._staged = staged, time.perf_counter() - started
+
+    def _rebuild(self, delta: FetchedDelta) -> Rebuilt | None:
+        try:
+            return rebuild(
+                self._board,
+                delta,
+                self._target,
+                partial=self._partial,
+                threads=self._threads,
+                spool=self._spool,
+                progress=self._progress,
+            )
+        except DeltawireError:
+            self.repair_failed = True
+            raise
 
     def commit(self) -> AdvanceStats:
         """Write the next delta.
@@ -135,6 +176,7 @@ class DeltaRun:
         self.stage()
         assert self._staged is not None
         (staged, stage_seconds), self._staged = self._staged, None
+        rebuilt, self._rebuilt = self._rebuilt, None
         delta: FetchedDelta = self._waiting[0]
         started = time.perf_counter()
         with delta.blamed():
@@ -146,17 +188,18 @@ class DeltaRun:
         delta.close()
         return AdvanceStats(
             delta.hop.version,
-            delta.fetched,
+            delta.fetched + (0 if rebuilt is None else rebuilt.fetched),
             staged.changed,
             delta.pull_seconds,
             stage_seconds,
             commit_seconds,
             delta.hop.result_state,
+            repaired=0 if rebuilt is None else len(rebuilt.tiles),
         )
 
     def close(self) -> None:
         """Drop what was fetched."""
-        self._staged = None
+        self._staged = self._rebuilt = None
         for delta in self._waiting:
             delta.close()
         self._waiting = []

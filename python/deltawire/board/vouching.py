@@ -64,7 +64,7 @@ def check_uploaded(board: Board, existing: Manifest | None, files: AnchorFiles) 
             path=board.url,
         )
     stored = dict(board.store.list_all(files.path))
-    for file in files.files:
+    for file in files.objects:
         if stored.get(file.path) != file.bytes and not _is_there(board, file):
             raise StoreError(
                 "this file of an anchor was removed while others were uploaded; collect with a "

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hex::{Blake3, State, WriteId};
 use crate::layout::{self, check_path, ANCHORS};
@@ -9,23 +10,42 @@ use crate::manifest::{parse_record, to_record, untrusted, ObjectRef, MAX_RECORD}
 use crate::sign::{Signed, SigningKey};
 use crate::store::{Created, Store};
 
+/// A file of an anchor, and what those who read only some of it need.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnchorFile {
+    /// The file.
+    #[serde(flatten)]
+    pub object: ObjectRef,
+    /// The BLAKE3 of each block of it. Who reads parts of the file checks them with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<Blocks>,
+}
+
 /// A checkpoint directory on the board.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnchorFiles {
     /// The directory, `anchors/<version>` or `anchors/<version>-<attempt>`.
     pub path: String,
-    /// All files in it, paths from the board's root.
-    pub files: Vec<ObjectRef>,
+    /// All files of the checkpoint, paths from the board's root.
+    pub files: Vec<AnchorFile>,
 }
 
 impl AnchorFiles {
-    /// Bytes of all files.
+    /// Bytes of all files of the checkpoint.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.files
             .iter()
-            .map(|file| file.bytes)
+            .map(|file| file.object.bytes)
             .fold(0, u64::saturating_add)
+    }
+
+    /// Everything that lies in the directory: the files, and the hashes of their blocks.
+    pub fn objects(&self) -> impl Iterator<Item = &ObjectRef> {
+        self.files
+            .iter()
+            .flat_map(|file| [Some(&file.object), file.blocks.as_ref().map(|b| &b.object)])
+            .flatten()
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -40,10 +60,15 @@ impl AnchorFiles {
             return Err(untrusted("an anchor without files".to_owned()));
         }
         let mut names = std::collections::BTreeSet::new();
+        for object in self.objects() {
+            check_path(&object.path, &self.path)?;
+            if !names.insert(object.path.as_str()) {
+                return Err(untrusted(format!("{:?} is listed twice", object.path)));
+            }
+        }
         for file in &self.files {
-            check_path(&file.path, &self.path)?;
-            if !names.insert(file.path.as_str()) {
-                return Err(untrusted(format!("{:?} is listed twice", file.path)));
+            if let Some(blocks) = &file.blocks {
+                blocks.check(&file.object)?;
             }
         }
         Ok(())

@@ -153,9 +153,8 @@ impl<'a> Judge<'a> {
             .map(|Dated { path, bytes, .. }| (path, bytes))
             .collect();
         Ok(anchor
-            .files
-            .iter()
-            .all(|file| stored.contains(&(file.path.clone(), file.bytes))))
+            .objects()
+            .all(|object| stored.contains(&(object.path.clone(), object.bytes))))
     }
 }
 

@@ -10,6 +10,8 @@ use crate::store::Store;
 
 /// Directories emptied at once.
 const IN_FLIGHT: usize = 16;
+/// Directories within directories that are removed with them; a checkpoint has one, or two.
+const DEEPEST: usize = 8;
 
 /// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,18 +153,13 @@ impl Store {
         Ok(freed)
     }
 
-    /// On a local board a directory, and what a crash left of uploads into it (`<name>#<digits>`), are
-    /// not objects. What cannot be removed is of no consequence.
+    /// On a local board a directory, those in it, and what a crash left of uploads into it
+    /// (`<name>#<digits>`), are not objects. What cannot be removed is of no consequence.
     fn remove_local_directory(&self, directory: &str) {
         let Some(path) = self.root().map(|root| root.join(directory)) else {
             return;
         };
-        for entry in std::fs::read_dir(&path).into_iter().flatten().flatten() {
-            if is_staged(&entry.file_name().to_string_lossy()) {
-                drop(std::fs::remove_file(entry.path()));
-            }
-        }
-        drop(std::fs::remove_dir(&path));
+        remove_empty(&path, DEEPEST);
     }
 
     /// Removes what crashes left of writes into a directory of a local board, if older than
@@ -202,6 +199,19 @@ impl Store {
             _ => Ok(()),
         }
     }
+}
+
+/// Removes a directory in which there is nothing but staged files and directories of that kind.
+fn remove_empty(path: &std::path::Path, deepest: usize) {
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_directory && deepest > 0 {
+            remove_empty(&entry.path(), deepest - 1);
+        } else if !is_directory && is_staged(&entry.file_name().to_string_lossy()) {
+            drop(std::fs::remove_file(entry.path()));
+        }
+    }
+    drop(std::fs::remove_dir(path));
 }
 
 fn is_staged(name: &str) -> bool {

@@ -18,6 +18,8 @@ pub const CONTROL: &str = "control";
 pub const OBJECTS: &str = "objects";
 /// Directory of the full checkpoints.
 pub const ANCHORS: &str = "anchors";
+/// Directory within an anchor's, of the hashes of its files' blocks.
+pub const BLOCK_HASHES: &str = "block-hashes";
 /// Directory of the leases.
 pub const READERS: &str = "readers";
 /// Versions are at most this, so that they fit a signed 64-bit integer everywhere.
@@ -98,6 +100,14 @@ pub fn anchor_directory(version: u64, attempt: u32) -> String {
     } else {
         format!("{ANCHORS}/{version}-{attempt}")
     }
+}
+
+/// `<anchor directory>/block-hashes/<number>`: hashes of the blocks of a file of the anchor.
+///
+/// In a directory of their own, which loaders of checkpoints, and copies of one, leave alone.
+#[must_use]
+pub fn anchor_blocks(directory: &str, number: usize) -> String {
+    format!("{directory}/{BLOCK_HASHES}/{number}")
 }
 
 /// `control/anchor-<version>-<attempt>.json`: who may write into that anchor directory.

@@ -9,6 +9,7 @@
 //! - `pieces`, `ranges`, `cache`: parallel range requests, many ranges at once, what was downloaded;
 //! - [`layout`]: names of all objects;
 //! - [`manifest`], [`anchor`], [`skip`]: the JSON records, their limits and checks;
+//! - [`blocks`]: hashes with which parts of a file are checked;
 //! - [`epoch`], [`commit`]: how a version comes to exist;
 //! - [`head`], [`chain`]: how a reader finds it and what it checks first;
 //! - [`sign`], [`keyfile`], [`trust`]: who wrote it, and whom a reader believes;
@@ -25,6 +26,7 @@
 
 pub mod anchor;
 mod backend;
+pub mod blocks;
 mod boundary;
 mod cache;
 pub mod chain;
@@ -56,7 +58,8 @@ pub mod sweep;
 pub mod trust;
 pub mod upload;
 
-pub use anchor::{AnchorFiles, AnchorRecord};
+pub use anchor::{AnchorFile, AnchorFiles, AnchorRecord};
+pub use blocks::Blocks;
 pub use chain::{validate_chain, ChainStart, Link};
 pub use collect::{collect, Collected, Settings};
 pub use control::Control;

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::task::JoinSet;
 
+use crate::blocks::BlockHasher;
 use crate::error::{store_error, Error, ErrorKind, Result};
 use crate::hex::Blake3;
 use crate::manifest::ObjectRef;
@@ -24,6 +25,7 @@ pub struct Upload {
     path: String,
     part: Vec<u8>,
     hasher: blake3::Hasher,
+    blocks: Option<BlockHasher>,
     length: u64,
     multipart: Option<Multipart>,
     failed: bool,
@@ -46,10 +48,19 @@ impl Upload {
             path: path.to_owned(),
             part: Vec::new(),
             hasher: blake3::Hasher::new(),
+            blocks: None,
             length: 0,
             multipart: None,
             failed: false,
         })
+    }
+
+    /// Also hashes blocks of `size` bytes of what is written from here on, see
+    /// [`Upload::finish_with_blocks`].
+    #[must_use]
+    pub fn hashing_blocks(mut self, size: usize) -> Self {
+        self.blocks = Some(BlockHasher::new(size));
+        self
     }
 
     /// The object's name on the board.
@@ -77,6 +88,9 @@ impl Upload {
     pub fn write(&mut self, mut data: &[u8]) -> Result<()> {
         self.check_usable()?;
         self.hasher.update(data);
+        if let Some(blocks) = &mut self.blocks {
+            blocks.update(data);
+        }
         self.length += data.len() as u64;
         while !data.is_empty() {
             let size = self.part_size();
@@ -97,7 +111,16 @@ impl Upload {
     ///
     /// # Errors
     /// [`ErrorKind::Store`]; nothing is then left under the name, as far as the store can tell.
-    pub fn finish(mut self) -> Result<ObjectRef> {
+    pub fn finish(self) -> Result<ObjectRef> {
+        self.finish_with_blocks().map(|(object, _)| object)
+    }
+
+    /// As [`Upload::finish`], with the BLAKE3 of each block, 32 bytes each; none unless
+    /// [`Upload::hashing_blocks`] was asked for.
+    ///
+    /// # Errors
+    /// As [`Upload::finish`].
+    pub fn finish_with_blocks(mut self) -> Result<(ObjectRef, Vec<u8>)> {
         self.check_usable()?;
         let finished = if self.multipart.is_some() {
             self.complete_parts()
@@ -109,11 +132,13 @@ impl Upload {
             return Err(error);
         }
         self.multipart = None;
-        Ok(ObjectRef {
+        let object = ObjectRef {
             path: std::mem::take(&mut self.path),
             bytes: self.length,
             blake3: Blake3::from(self.hasher.finalize()),
-        })
+        };
+        let hashes = self.blocks.take().map(BlockHasher::finish);
+        Ok((object, hashes.unwrap_or_default()))
     }
 
     /// Gives up; removes what was uploaded as far as the store allows.

@@ -46,9 +46,9 @@ fn start_anew(store: &Store) -> Result<ChainStart> {
     };
     let link = chain::read_chain(store, None, boundary, boundary)?.remove(0);
     let files = match &link.manifest.anchor {
-        Some(anchor) => anchor.files.clone(),
+        Some(anchor) => anchor.objects().cloned().collect(),
         None => match deltawire_board::AnchorRecord::read(store, boundary)? {
-            Some((record, _)) => record.anchor.files,
+            Some((record, _)) => record.anchor.objects().cloned().collect(),
             None => Vec::new(), // gone since; the read below says so
         },
     };

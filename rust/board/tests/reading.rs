@@ -245,8 +245,38 @@ fn contradictory_manifests_are_refused() {
     anchored(&|a| a.files.push(a.files[0].clone()));
     anchored(&|a| a.path = "objects/0".into());
     anchored(&|a| a.path = "anchors/0/deeper".into());
-    anchored(&|a| a.files[0].path = "anchors/0/../../../home/x".into());
-    anchored(&|a| a.files[0].path = "anchors/1/model.safetensors".into());
+    anchored(&|a| a.files[0].object.path = "anchors/0/../../../home/x".into());
+    anchored(&|a| a.files[0].object.path = "anchors/1/model.safetensors".into());
+    let blocks = |a: &deltawire_board::AnchorFiles| deltawire_board::Blocks {
+        object: ObjectRef {
+            path: format!("{}/block-hashes/0", a.path),
+            bytes: 32,
+            blake3: Blake3::of(b"hashes"),
+        },
+        block_bytes: 1 << 20,
+    };
+    let mut whole = first(&store, 0, 0);
+    let anchor = whole.anchor.as_mut().unwrap();
+    anchor.files[0].blocks = Some(blocks(anchor));
+    let bytes = whole.to_bytes().unwrap();
+    assert_eq!(Manifest::parse(&bytes, 0).unwrap(), whole);
+    let with_blocks = |change: &dyn Fn(&mut deltawire_board::Blocks)| {
+        anchored(&|a| {
+            let mut hashes = blocks(a);
+            change(&mut hashes);
+            a.files[0].blocks = Some(hashes);
+        });
+    };
+    with_blocks(&|b| b.block_bytes = 1000);
+    with_blocks(&|b| b.object.bytes = 31);
+    with_blocks(&|b| b.object.bytes = 64);
+    with_blocks(&|b| b.object.path = "anchors/1/block-hashes/0".into());
+    with_blocks(&|b| b.object.path = "objects/0/hashes".into());
+    anchored(&|a| {
+        let mut hashes = blocks(a);
+        hashes.object.path.clone_from(&a.files[0].object.path);
+        a.files[0].blocks = Some(hashes);
+    });
 }
 
 /// A manifest with parts as several writers upload them.

@@ -1,5 +1,6 @@
 //! What a delta would do to a target, proven before anything is written; and doing it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use deltawire_kernels::{Digest, Matrix, Target, TileMut, Tiles, Word};
@@ -13,8 +14,9 @@ use crate::permits::Permits;
 use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
 use crate::scratch::Pool;
-use crate::shard::{check_matrix, is_whole, start_of};
+use crate::shard::{check_matrix, check_target, is_whole, start_of};
 use crate::table::Tensor;
+use crate::tasks::{followers, tasks, Task};
 use crate::with_word;
 
 /// Tiles that each thread checks between two calls of `progress`.
@@ -112,59 +114,44 @@ struct Record {
 /// What was found in a tile, and its chunk.
 type Checked = (TileCheck, Option<Record>);
 
-/// For each tensor, the later ones that are the same memory.
-fn followers(aliases: &[Option<usize>]) -> Vec<Vec<usize>> {
-    let mut followers = vec![Vec::new(); aliases.len()];
-    for (t, first) in aliases.iter().enumerate() {
-        if let Some(list) = first.and_then(|first| followers.get_mut(first)) {
-            list.push(t);
-        }
-    }
-    followers
+/// What a delta is planned against.
+#[derive(Clone, Copy, Debug)]
+pub struct Held<'a> {
+    /// One matrix a table entry.
+    pub target: &'a [Matrix<'a>],
+    /// `aliases[t]` names an earlier tensor whose memory tensor `t` is (tied weights). The delta must
+    /// change both alike, and only the first is written.
+    pub aliases: &'a [Option<usize>],
+    /// Tiles, by tensor and number, that will have been overwritten with these before the plan is carried
+    /// out: each a shard that holds the tile.
+    pub replaced: &'a Replaced<'a>,
 }
 
-/// A tile to check: tensor, tile, and the chunk that changes it, if any.
-type Task = (u32, u32, Option<usize>);
+/// Contents of tiles, by tensor and number.
+pub type Replaced<'a> = BTreeMap<(u32, u32), Matrix<'a>>;
 
-/// Every tile of every tensor, or only those with chunks; made one at a time, since a tensor may
-/// have very many tiles.
-fn tasks<R: ReadAt>(delta: &Delta<R>, full: bool) -> Box<dyn Iterator<Item = Task> + '_> {
-    let places = &delta.index.chunks;
-    if !full {
-        return Box::new(
-            places
-                .iter()
-                .enumerate()
-                .map(|(i, c)| (c.tensor, c.tile, Some(i))),
-        );
-    }
-    let tensors = &delta.header.tensors;
-    let mut first = vec![None; tensors.len()];
-    for (i, c) in places.iter().enumerate() {
-        first[c.tensor as usize].get_or_insert(i);
-    }
-    Box::new(
-        first
-            .into_iter()
-            .enumerate()
-            .flat_map(move |(t, mut next)| {
-                (0..tensors[t].tiles()).map(move |tile| {
-                    let here =
-                        |i: &usize| places[*i].tensor as usize == t && places[*i].tile == tile;
-                    let chunk = next.filter(here);
-                    if let Some(i) = chunk {
-                        next = (i + 1 < places.len()).then_some(i + 1);
-                    }
-                    (t as u32, tile, chunk)
-                })
-            }),
-    )
-}
-
-/// Checks all of a delta against a target, one matrix a table entry, without writing.
+/// As [`plan_with`], with nothing replaced.
 ///
-/// `aliases[t]` names an earlier tensor whose memory tensor `t` is (tied weights). The delta must change
-/// both alike, and only the first is written.
+/// # Errors
+/// As [`plan_with`].
+pub fn plan<R: ReadAt>(
+    delta: &Delta<R>,
+    target: &[Matrix<'_>],
+    aliases: &[Option<usize>],
+    full: bool,
+    keep: usize,
+    pool: &rayon::ThreadPool,
+    progress: impl FnMut(u64) -> Result<()>,
+) -> Result<Plan> {
+    let held = Held {
+        target,
+        aliases,
+        replaced: &Replaced::new(),
+    };
+    plan_with(delta, held, full, keep, pool, progress)
+}
+
+/// Checks all of a delta against a target without writing.
 ///
 /// Up to `keep` bytes of located changes are kept for the commit ([`KEEP`] as a rule); chunks beyond are
 /// read and located again.
@@ -176,23 +163,36 @@ fn tasks<R: ReadAt>(delta: &Delta<R>, full: bool) -> Box<dyn Iterator<Item = Tas
 /// proven one by one, and the rest by whoever adds up the shards' sums.
 ///
 /// # Errors
-/// `Corrupt` for bytes that fail a check, `WrongBase` for a target that holds something else.
-pub fn plan<R: ReadAt>(
+/// `Corrupt` for bytes that fail a check, `WrongBase` for a target that holds something else, `Layout`
+/// for one that does not fit.
+pub fn plan_with<R: ReadAt>(
     delta: &Delta<R>,
-    target: &[Matrix<'_>],
-    aliases: &[Option<usize>],
+    held: Held<'_>,
     full: bool,
     keep: usize,
     pool: &rayon::ThreadPool,
     mut progress: impl FnMut(u64) -> Result<()>,
 ) -> Result<Plan> {
     let tensors = &delta.header.tensors;
-    if target.len() != tensors.len() || aliases.len() != tensors.len() {
-        let message = format!("{} tensors for a delta of {}", target.len(), tensors.len());
+    let Held {
+        target,
+        aliases,
+        replaced,
+    } = held;
+    check_target(tensors, target)?;
+    if aliases.len() != tensors.len() {
+        let message = format!("{} aliases for {} tensors", aliases.len(), tensors.len());
         return Err(Error::new(Kind::Layout, message));
     }
-    for (tensor, matrix) in tensors.iter().zip(target) {
+    for (&(t, tile), matrix) in replaced {
+        let tensor = tensors
+            .get(t as usize)
+            .ok_or_else(|| Error::new(Kind::Layout, format!("a tile of tensor {t} is replaced")))?;
         check_matrix(tensor, matrix)?;
+        if !tensor.holds(matrix, tile) {
+            let message = format!("tile {tile} is replaced by a shard that does not hold it");
+            return Err(Error::new(Kind::Layout, message).of(&tensor.name));
+        }
     }
     let whole: Vec<bool> = target.iter().map(is_whole).collect();
     let all_whole = whole.iter().all(|&whole| whole);
@@ -216,6 +216,7 @@ pub fn plan<R: ReadAt>(
     let checker = Checker {
         delta,
         target,
+        replaced,
         followers: followers(aliases),
         permits: Permits::new(),
         pool: Pool::default(),
@@ -325,6 +326,7 @@ pub fn plan<R: ReadAt>(
 struct Checker<'a, R> {
     delta: &'a Delta<R>,
     target: &'a [Matrix<'a>],
+    replaced: &'a Replaced<'a>,
     followers: Vec<Vec<usize>>,
     permits: Permits,
     pool: Pool,
@@ -339,7 +341,8 @@ impl<R: ReadAt> Checker<'_, R> {
     fn check(&self, (t, tile, chunk): Task) -> Result<Checked> {
         let tensors = &self.delta.header.tensors;
         let tensor = &tensors[t as usize];
-        let matrix = &self.target[t as usize];
+        let replaced = self.replaced.get(&(t, tile));
+        let matrix = replaced.unwrap_or(&self.target[t as usize]);
         if let Some(i) = chunk {
             let chunk = self.delta.chunk(i)?;
             let _permit = self.permits.enter(chunk.header.changes as usize);

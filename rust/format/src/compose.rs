@@ -22,6 +22,7 @@ use crate::permits::Permits;
 use crate::reader::{Delta, ReadAt};
 use crate::scratch::Pool;
 use crate::shard::check_matrix;
+use crate::state::tensor_digests;
 use crate::table::Tensor;
 use crate::tile::{self, EncodedTile, Work};
 use crate::with_word;
@@ -115,14 +116,20 @@ pub fn compose<R: ReadAt, S: Write>(
         progress(dense)?;
     }
     let states = (first.index.base_state, last.index.result_state);
-    if let (Some(_), (Some(from), Some(to))) = (base, states) {
+    if let (Some(base), (Some(from), Some(to))) = (base, states) {
         if from.plus(change) != to {
-            let message = format!(
-                "the changes up to version {} do not lead from the base to the state that it names \
-                 [F20]; give the state that the first delta starts from",
-                last.header.version
-            );
-            return Err(Error::new(Kind::WrongBase, message));
+            // Tiles that hold what a later delta leads to were taken for done.
+            let found = tensor_digests(tensors, base, pool, |_| Ok(()))?;
+            let found = found.into_iter().fold(Digest::default(), Digest::plus);
+            return Err(if found == from {
+                Error::corrupt(format!(
+                    "the changes up to version {} do not add up to the state that it names [F20]",
+                    last.header.version
+                ))
+            } else {
+                let message = "the base is not the state that the first delta starts from";
+                Error::new(Kind::WrongBase, message)
+            });
         }
     }
     let mut digests = vec![None; tensors.len()];

@@ -10,6 +10,7 @@
 //! - [`reader`] by range and [`push`] front to back: whole and checked chunks
 //! - [`state`]: digests of whole tensors
 //! - [`apply`]: what a delta would do to a target, and doing it
+//! - [`damage`]: tiles of a target that a delta fits neither before nor after
 //! - [`compose`]: several deltas folded into one
 //! - [`join`]: the deltas of several writers of one step put together
 //!
@@ -25,6 +26,7 @@ pub mod classify;
 pub mod codec;
 mod columns;
 pub mod compose;
+pub mod damage;
 pub mod dtype;
 pub mod encode;
 pub mod error;
@@ -41,6 +43,7 @@ mod scratch;
 mod shard;
 pub mod state;
 pub mod table;
+mod tasks;
 mod tile;
 pub mod tiling;
 pub mod writer;

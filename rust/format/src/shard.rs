@@ -67,6 +67,18 @@ pub(crate) fn check_matrix(entry: &Tensor, matrix: &Matrix<'_>) -> Result<()> {
     ))
 }
 
+/// A target has one matrix a table entry, and each fits.
+pub(crate) fn check_target(tensors: &[Tensor], target: &[Matrix<'_>]) -> Result<()> {
+    if target.len() != tensors.len() {
+        let message = format!("{} tensors for a delta of {}", target.len(), tensors.len());
+        return Err(Error::new(Kind::Layout, message));
+    }
+    tensors
+        .iter()
+        .zip(target)
+        .try_for_each(|(tensor, matrix)| check_matrix(tensor, matrix))
+}
+
 /// Whether a matrix holds all of its tensor.
 pub(crate) fn is_whole(matrix: &Matrix<'_>) -> bool {
     matrix.held() == matrix.whole()

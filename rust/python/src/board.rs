@@ -9,8 +9,8 @@ use deltawire_board::head::{head, Hint};
 use deltawire_board::location::without_secrets;
 use deltawire_board::{anchor, chain, epoch, layout};
 use deltawire_board::{
-    AnchorRecord, Blake3, ChainStart, Error, ErrorKind, Link, Manifest, SkipRecord, State, Store,
-    StoreOptions, Upload, WriteId,
+    AnchorRecord, Blake3, ChainStart, Error, ErrorKind, Link, Manifest, ObjectRef, SkipRecord,
+    State, Store, StoreOptions, Upload, WriteId,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -192,8 +192,17 @@ impl BoardStore {
         Ok(())
     }
 
-    fn upload(&self, py: Python<'_>, path: &str) -> PyResult<BoardUpload> {
-        let upload = self.run(py, |store| store.upload(path))?;
+    #[pyo3(signature = (path, block_bytes=None))]
+    fn upload(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        block_bytes: Option<usize>,
+    ) -> PyResult<BoardUpload> {
+        let mut upload = self.run(py, |store| store.upload(path))?;
+        if let Some(size) = block_bytes {
+            upload = upload.hashing_blocks(size);
+        }
         Ok(BoardUpload {
             url: self.store.url().to_owned(),
             slot: Mutex::new(Some(upload)),
@@ -230,6 +239,12 @@ impl BoardStore {
             parse(write_id)?,
             parse(upload)?,
         ))
+    }
+
+    /// The path of the hashes of the blocks of a file of an anchor.
+    #[staticmethod]
+    fn blocks_path(directory: &str, number: usize) -> String {
+        layout::anchor_blocks(directory, number)
     }
 
     #[pyo3(signature = (known=None))]
@@ -426,6 +441,17 @@ impl BoardUpload {
                 .map_or_else(|| Err(Upload::closed()), |upload| upload.write(data))
         })
     }
+
+    fn finished(&self, py: Python<'_>) -> PyResult<(ObjectRef, Vec<u8>)> {
+        detached(py, &self.url, || {
+            let upload = self
+                .slot
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            upload.ok_or_else(Upload::closed)?.finish_with_blocks()
+        })
+    }
 }
 
 #[pymethods]
@@ -445,15 +471,18 @@ impl BoardUpload {
 
     /// Makes the object durable and visible; returns path, length and BLAKE3.
     fn finish(&self, py: Python<'_>) -> PyResult<(String, u64, String)> {
-        let object = detached(py, &self.url, || {
-            let upload = self
-                .slot
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            upload.ok_or_else(Upload::closed)?.finish()
-        })?;
+        let (object, _) = self.finished(py)?;
         Ok((object.path, object.bytes, object.blake3.to_string()))
+    }
+
+    /// As `finish`, with the BLAKE3 of each block, 32 bytes each, if the upload was told their size.
+    fn finish_with_blocks<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(String, u64, String, Bound<'py, PyBytes>)> {
+        let (object, hashes) = self.finished(py)?;
+        let hashes = PyBytes::new(py, &hashes);
+        Ok((object.path, object.bytes, object.blake3.to_string(), hashes))
     }
 
     /// Gives up; nothing becomes visible. May be called at any time, also after `finish`.

@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use deltawire_format::apply::{commit, plan, KEEP};
+use deltawire_format::apply::{commit, plan_with, Held, Replaced, KEEP};
+use deltawire_format::damage::damaged;
 use deltawire_format::{Header, ReadAt, Tensor};
 use deltawire_kernels::{Matrix, Target};
 use pyo3::exceptions::PyValueError;
@@ -14,11 +15,16 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 use rayon::prelude::*;
 
-use crate::buffer::matrices;
+use crate::buffer::{matrices, ByteMatrix};
 use crate::errors::{report, to_python, with_path};
 use crate::pool::pool;
 use crate::push::{codec_name, limits, Chunk};
 use crate::writer::bytes16;
+
+/// Tensor index, tile, and row, column, rows and columns of its box.
+type TileRow = (u32, u32, u64, u64, u64, u64);
+/// Tensor index, tile, and the bytes of a shard that holds it.
+type ReplacedRow<'py> = (u32, u32, Bound<'py, PyAny>);
 
 /// Tensor index, tile, changes, bytes, codecs and result digest of one chunk.
 type ChunkRow = (u32, u32, u32, usize, String, Option<u64>);
@@ -239,10 +245,33 @@ impl Delta {
             .collect())
     }
 
+    /// The tiles of byte matrices, one a table entry, that hold neither base nor result.
+    #[pyo3(signature = (target, threads=None))]
+    fn damaged(
+        &self,
+        py: Python<'_>,
+        target: Vec<Bound<'_, PyAny>>,
+        threads: Option<usize>,
+    ) -> PyResult<Vec<TileRow>> {
+        let held = matrices(&target)?;
+        let views: Vec<Matrix<'_>> = held.iter().map(|m| m.matrix()).collect();
+        let pool = pool(threads)?;
+        let found = py
+            .detach(|| damaged(&self.delta, &views, &pool))
+            .map_err(|e| to_python(py, e))?;
+        let row = |d: &deltawire_format::damage::Damaged| {
+            let b = d.place;
+            (d.tensor, d.tile, b.row, b.col, b.rows, b.cols)
+        };
+        Ok(found.iter().map(row).collect())
+    }
+
     /// Checks all of the delta against byte matrices, one a table entry, without writing.
     ///
-    /// `aliases` names for each entry the earlier one whose memory it is, if any.
-    #[pyo3(signature = (target, aliases, full, threads=None, progress=None))]
+    /// `aliases` names for each entry the earlier one whose memory it is, if any. `replaced` holds tiles
+    /// that are looked at instead of the target's.
+    #[pyo3(signature = (target, aliases, full, threads=None, progress=None, replaced=None))]
+    #[allow(clippy::too_many_arguments)]
     fn plan(
         &self,
         py: Python<'_>,
@@ -251,13 +280,25 @@ impl Delta {
         full: bool,
         threads: Option<usize>,
         progress: Option<Py<PyAny>>,
+        replaced: Option<Vec<ReplacedRow<'_>>>,
     ) -> PyResult<Plan> {
         let held = matrices(&target)?;
         let views: Vec<Matrix<'_>> = held.iter().map(|m| m.matrix()).collect();
+        let replaced = replaced.unwrap_or_default();
+        let tiles: Vec<((u32, u32), ByteMatrix)> = replaced
+            .iter()
+            .map(|(t, tile, data)| Ok(((*t, *tile), ByteMatrix::new(data)?)))
+            .collect::<PyResult<_>>()?;
+        let replaced: Replaced<'_> = tiles.iter().map(|(at, m)| (*at, m.matrix())).collect();
+        let held = Held {
+            target: &views,
+            aliases: &aliases,
+            replaced: &replaced,
+        };
         let pool = pool(threads)?;
         let plan = py
             .detach(|| {
-                plan(&self.delta, &views, &aliases, full, KEEP, &pool, |bytes| {
+                plan_with(&self.delta, held, full, KEEP, &pool, |bytes| {
                     report(progress.as_ref(), bytes)
                 })
             })

@@ -7,8 +7,8 @@ use deltawire_board::collect::Settings;
 use deltawire_board::commit::commit;
 use deltawire_board::head::head;
 use deltawire_board::{
-    anchor, control, layout, AnchorFiles, AnchorRecord, ChainStart, Control, Hex, Lease, Link,
-    Store, VersionRef,
+    anchor, control, layout, AnchorFile, AnchorFiles, AnchorRecord, Blocks, ChainStart, Control,
+    Hex, Lease, Link, Store, VersionRef,
 };
 use object_store::memory::InMemory;
 
@@ -50,8 +50,22 @@ pub fn upload_anchor(store: &Store, version: u64, write_id: u8) -> AnchorFiles {
         upload
             .write(format!("{name} of {version}").as_bytes())
             .unwrap();
-        files.push(upload.finish().unwrap());
+        files.push(AnchorFile {
+            object: upload.finish().unwrap(),
+            blocks: None,
+        });
     }
+    let object = {
+        let mut upload = store
+            .upload(&format!("{directory}/block-hashes/1"))
+            .unwrap();
+        upload.write(&[7; 32]).unwrap();
+        upload.finish().unwrap()
+    };
+    files[1].blocks = Some(Blocks {
+        object,
+        block_bytes: 4096,
+    });
     AnchorFiles {
         path: directory,
         files,
@@ -183,7 +197,10 @@ pub fn check_invariants(store: &Store, wanted_head: u64, needed: &[u64]) {
         let record = AnchorRecord::read(store, *version).unwrap();
         let anchor = link.manifest.anchor.as_ref();
         let added = record.as_ref().map(|(record, _)| &record.anchor);
-        let files = [anchor, added].into_iter().flatten().flat_map(|a| &a.files);
+        let files = [anchor, added]
+            .into_iter()
+            .flatten()
+            .flat_map(AnchorFiles::objects);
         for object in link.manifest.delta_objects().chain(files) {
             assert_eq!(
                 all.get(&object.path),

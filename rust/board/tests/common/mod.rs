@@ -80,7 +80,10 @@ pub fn first(store: &Store, version: u64, epoch: u64) -> Manifest {
         objects: Vec::new(),
         anchor: Some(deltawire_board::AnchorFiles {
             path: directory,
-            files: vec![file],
+            files: vec![deltawire_board::AnchorFile {
+                object: file,
+                blocks: None,
+            }],
         }),
         last_anchor: None,
         elements: 10,
