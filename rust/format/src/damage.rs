@@ -31,8 +31,8 @@ pub struct Damaged {
 
 /// The damaged tiles of a target, one matrix a table entry, in the order of the chunks.
 ///
-/// Matrices may be shards; tiles that they do not hold are not looked at. What a chunk without a base
-/// overwrites is no damage.
+/// Matrices may be shards; tiles that they do not hold are not looked at. What is overwritten by a chunk that
+/// need not know the old elements is no damage.
 ///
 /// # Errors
 /// `Corrupt` for chunks that fail a check, `Layout` for a target that does not fit, `Store`.
