@@ -107,7 +107,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     # --- The board -----------------------------------------------------------------------
 
-    @initialize(signed=st.booleans(), local=st.integers(0, 7), begun=st.integers(0, 3))
+    @initialize(signed=st.booleans(), local=st.integers(0, 7), begun=st.integers(0, 4))
     def begin(self, signed: bool, local: int, begun: int) -> None:
         """A board, on a disk now and then, and mostly one with some versions."""
         self.url = str(self.scratch / "board") if local == 7 else fresh_memory()
@@ -119,7 +119,8 @@ class BoardMachine(RuleBasedStateMachine):
             if not seed:
                 self.open_publisher(None)
             base, new = self.changed(seed)
-            if seed:
+            # With a second anchor there is something to collect.
+            if seed % 3:
                 self.writers[-1].publisher.publish(base=base, new=new)
             else:
                 self.writers[-1].publisher.publish_anchor(None, new)
@@ -229,6 +230,8 @@ class BoardMachine(RuleBasedStateMachine):
         try:
             if before < 0 or anchor == 0:
                 stats = writer.publisher.publish_anchor(None, new, max_shard_bytes=400)
+            elif anchor == 1:
+                stats = self.publish_parts(writer, base, new)
             else:
                 stats = writer.publisher.publish(base=base, new=new)
         except PUBLISHING as error:
@@ -237,6 +240,19 @@ class BoardMachine(RuleBasedStateMachine):
         assert stats.version not in self.versions
         self.observe()
         assert self.versions[stats.version][1] == dw.state_digest(new)
+
+    def publish_parts(self, writer: Writer, base: Arrays, new: Arrays) -> dw.PublishStats:
+        """By two ranks, each with its tensor."""
+        self.totals.events["publish parts"] += 1
+        with writer.publisher.begin(parts=2) as pending:
+            rank = self.board(writer.plan)
+            parts = [
+                rank.upload_part(
+                    pending.ticket, number, base={name: base[name]}, new={name: new[name]}
+                )
+                for number, name in enumerate(base)
+            ]
+            return pending.commit(parts)
 
     @precondition(lambda self: self.writers and self.versions)
     @rule(data=st.data(), fault=faults)

@@ -37,9 +37,11 @@ def test_a_publisher_killed_at_random_moments(
     publish(board, 0)
     served = zeros(model())
     follower = reopened(board).follower(served)
+    head: int | None = 0
     with kill_server(seed=7) as server:
-        while server.kills < kills:
-            server.kill_one("publish", board.url, endpoint)
+        # On until enough was published, however slow the machine.
+        while server.kills < kills or (head <= kills // 10 and server.kills < 10 * kills):
+            server.kill_one("publish", board.url, endpoint, most=0.1 if kind == "path" else 0.2)
             # A reader of before and a new one see the same versions, with the right bits.
             board = reopened(board)
             head = board.head()
@@ -50,7 +52,7 @@ def test_a_publisher_killed_at_random_moments(
             late = zeros(model())
             board.follower(late).advance()
             assert same(late, served)
-    assert server.kills == kills
+    assert server.kills >= kills
     assert head > kills // 10
     log = board.log()
     assert [manifest.version for manifest in log] == list(range(head, -1, -1))

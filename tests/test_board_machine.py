@@ -22,7 +22,7 @@ def test_any_sequence_of_events() -> None:
     # That it was about something: every rule and fault came by, and most publishing succeeded.
     assert totals.examples >= examples
     assert totals.versions > totals.examples
-    assert len(totals.events) == 12, totals.events
+    assert len(totals.events) == 13, totals.events
     assert totals.skips > totals.examples / 10
     assert len(totals.injected) >= 6
     assert totals.collected > 0
