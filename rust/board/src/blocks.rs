@@ -35,7 +35,7 @@ impl Blocks {
             )));
         }
         let blocks = file.bytes.div_ceil(size);
-        if blocks == 0 || self.object.bytes / HASH != blocks || self.object.bytes % HASH != 0 {
+        if blocks == 0 || blocks.checked_mul(HASH) != Some(self.object.bytes) {
             return Err(untrusted(format!(
                 "{} bytes of hashes for the {blocks} blocks of {:?}; they take {HASH} bytes each",
                 self.object.bytes, file.path

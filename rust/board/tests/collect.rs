@@ -33,7 +33,7 @@ fn old_versions_go_up_to_an_anchor() {
         assert_eq!(done.boundary, (3, 13));
         assert_eq!(done.range, (3, 13));
         assert_eq!(done.limit, Limit::Anchor);
-        assert_eq!((done.freed.objects, done.anchors), (9 + 4, 2));
+        assert_eq!((done.freed.objects, done.anchors), (9 + 6, 2));
         assert_eq!(versions(&store), (13..=20).collect());
         check_invariants(&store, 20, &[]);
         let again = collect(&store, &settings(4)).unwrap().unwrap();
@@ -326,7 +326,7 @@ fn leftovers_of_attempts_go_when_they_are_old() {
             ..young
         };
         let done = collect(&store, &old).unwrap().unwrap();
-        assert_eq!(done.swept.freed.objects, 5);
+        assert_eq!(done.swept.freed.objects, 7);
         let left = contents(&store);
         assert!(!left.contains_key(&dead) && left.contains_key(&maybe));
         assert!(!left
