@@ -250,7 +250,8 @@ class Follower:
             TargetError: it is not known what the target should hold.
         """
         if self.state is None:
-            raise TargetError("the follower holds no version yet; advance first")
+            what = "no version" if self.version is None else "a version whose state is not known"
+            raise TargetError(f"the follower holds {what}; advance first", version=self.version)
         found = state_digest(self._target, threads=self._threads)
         wanted = self._shard_state if self._partial else self.state
         if wanted is not None and found != wanted:
