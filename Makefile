@@ -33,11 +33,12 @@ REQUIREMENTS = $(PY) -c 'import sys, tomllib; \
 	p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*p["dependencies"], *(r for e in sys.argv[1:] for r in p["optional-dependencies"][e]), sep="\n")'
 
-.PHONY: help demo test bench bench-python bench-rust vectors fuzz lint format develop clean
+.PHONY: help demo test test-arm bench bench-python bench-rust vectors fuzz lint format develop clean
 
 help:
 	@echo "make demo     train a small model and follow it from two other processes"
 	@echo "make test     Rust and Python tests"
+	@echo "make test-arm Rust kernels on 64-bit ARM, emulated: needs gcc-aarch64-linux-gnu and qemu-user"
 	@echo "make bench    one table: sizes and speeds against memcpy on this machine, and other layouts"
 	@echo "              (bench-python, bench-rust: single calls, with pytest-benchmark and criterion)"
 	@echo "make lint     formatting, clippy, ruff, mypy, stubtest, cargo deny"
@@ -54,6 +55,14 @@ test: develop
 	cargo test --locked
 	cargo test --locked --manifest-path rust/fuzz/Cargo.toml --target-dir target
 	$(PY) -m pytest
+
+ARM := aarch64-unknown-linux-gnu
+
+test-arm:
+	rustup target add $(ARM)
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
+	cargo test --locked --release --target $(ARM) -p deltawire-kernels
 
 bench: $(STAMPS)/native $(STAMPS)/bench
 	$(PY) benches/run.py $(BENCH)

@@ -117,7 +117,7 @@ fn dispatch<W: Word, const BOTH: bool>(
             return unsafe { x86::run_avx2::<W, BOTH>(key, j0, a, b, first, out) };
         }
     }
-    run::<W, Lanes<BOTH>>(key, j0, a, b, first, out, scan::mask_scalar::<W>)
+    run::<W, Lanes<BOTH>>(key, j0, a, b, first, out, scan::mask_best::<W>)
 }
 
 /// The digest of a block of `base`, as [`digest::block`]; appends the element numbers at which `new` differs

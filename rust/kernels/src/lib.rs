@@ -18,6 +18,8 @@ pub mod compare;
 pub mod digest;
 mod features;
 pub mod matrix;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod neon;
 pub mod ordered;
 pub mod scan;
 pub mod target;

@@ -104,6 +104,7 @@ fn scan_groups<W: Word>(
     positions.finish();
 }
 
+#[cfg(test)]
 fn scan_scalar<W: Word>(a: &[u8], b: &[u8], first: u32, out: &mut Vec<u32>) {
     scan_groups::<W>(a, b, first, out, mask_scalar::<W>);
 }
@@ -197,8 +198,14 @@ fn scan_dispatch<W: Word>(a: &[u8], b: &[u8], first: u32, out: &mut Vec<u32>) {
             return unsafe { x86::scan_avx2::<W>(a, b, first, out) };
         }
     }
-    scan_scalar::<W>(a, b, first, out);
+    scan_groups::<W>(a, b, first, out, mask_best::<W>);
 }
+
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+pub(crate) use crate::neon::mask as mask_best;
+/// The mask of 64 elements without any feature that has to be asked for.
+#[cfg(not(all(target_arch = "aarch64", target_endian = "little")))]
+pub(crate) use mask_scalar as mask_best;
 
 /// Appends the element numbers, row-major within `block`, at which the two matrices differ.
 ///

@@ -5,6 +5,8 @@
 //! nothing. Where rows differ much in how often they change (embeddings), they are put into groups, and
 //! each group has classes of its own.
 
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod arm;
 mod batch;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -160,6 +162,8 @@ enum Level {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    Neon,
 }
 
 impl Level {
@@ -170,6 +174,8 @@ impl Level {
             x86::has_avx512().then_some(Self::Avx512),
             #[cfg(target_arch = "x86_64")]
             x86::has_avx2().then_some(Self::Avx2),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Some(Self::Neon),
             Some(Self::Scalar),
         ]
         .into_iter()
@@ -200,6 +206,8 @@ fn dispatch<W: Word, V: Visitor>(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Level::Avx512 => unsafe { x86::walk_avx512::<W, V>(part, progress, visitor) },
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        Level::Neon => walk::<W, arm::Neon, V>(part, progress, visitor),
     }
 }
 

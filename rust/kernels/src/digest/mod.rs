@@ -233,6 +233,7 @@ fn sum_run<W: Word, const BOTH: bool>(key: MixKey, j0: u64, bytes: &[u8]) -> Dig
 }
 
 /// Sum over consecutive words.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn sum_words<S: WordSum>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
     let mut sum = S::new(key, j0);

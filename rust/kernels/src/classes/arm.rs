@@ -1,0 +1,32 @@
+//! The same with NEON.
+
+use super::batch::{class_numbers, Batch, Scalar, Simd, GROUPS, PLANES};
+use super::ClassMap;
+use crate::{neon, Word};
+
+pub(super) struct Neon;
+
+impl Simd for Neon {
+    #[inline(always)]
+    fn planes<W: Word>(bytes: &[u8], map: &ClassMap) -> [u64; PLANES] {
+        neon::planes(match W::WIDTH {
+            1 | 2 | 4 => neon::below_top::<W>(bytes, map.shift, map.mask, map.top, map.count - 1),
+            _ => neon::vectors(&class_numbers::<W>(bytes, map)),
+        })
+    }
+
+    #[inline(always)]
+    fn count(batch: &mut Batch, count: usize, halves: usize) {
+        Scalar::count(batch, count, halves);
+    }
+
+    #[inline(always)]
+    fn find(before: &[u16; GROUPS], wanted: u16, halves: usize) -> usize {
+        Scalar::find(before, wanted, halves)
+    }
+
+    #[inline(always)]
+    fn select(mask: u64, n: u32) -> u32 {
+        Scalar::select(mask, n)
+    }
+}
