@@ -216,8 +216,8 @@ def _check_open(board: Board, ticket: PublishTicket) -> None:
 
 
 def _check_base(board: Board, ticket: PublishTicket) -> None:
-    found = board.store.manifest(ticket.base_version)
-    if found is None or found[1] != ticket.base_digest:
+    found = board.records.manifest(ticket.base_version, ticket.base_digest)
+    if found is None or found.digest != ticket.base_digest:
         what = "has no such version" if found is None else "has another manifest of this version"
         raise WrongVersion(
             f"the ticket goes on from version {ticket.base_version} with manifest "
