@@ -1,6 +1,6 @@
 //! The same with NEON.
 
-use super::batch::{class_numbers, Batch, Scalar, Simd, GROUPS, PLANES};
+use super::batch::{class_numbers, Simd, PLANES};
 use super::ClassMap;
 use crate::{neon, Word};
 
@@ -13,20 +13,5 @@ impl Simd for Neon {
             1 | 2 | 4 => neon::below_top::<W>(bytes, map.shift, map.mask, map.top, map.count - 1),
             _ => neon::vectors(&class_numbers::<W>(bytes, map)),
         })
-    }
-
-    #[inline(always)]
-    fn count(batch: &mut Batch, count: usize, halves: usize) {
-        Scalar::count(batch, count, halves);
-    }
-
-    #[inline(always)]
-    fn find(before: &[u16; GROUPS], wanted: u16, halves: usize) -> usize {
-        Scalar::find(before, wanted, halves)
-    }
-
-    #[inline(always)]
-    fn select(mask: u64, n: u32) -> u32 {
-        Scalar::select(mask, n)
     }
 }

@@ -60,26 +60,11 @@ impl Default for Batch {
     }
 }
 
-/// What the processor offers.
+/// What the processor offers. What it has nothing better for is done by the portable code here.
 pub(super) trait Simd {
     /// The planes of 64 elements.
     fn planes<W: Word>(bytes: &[u8], map: &ClassMap) -> [u64; PLANES];
     /// Makes masks and counts of the first `count` classes in the first `halves` halves from the planes.
-    fn count(batch: &mut Batch, count: usize, halves: usize);
-    /// The last group of the first `halves` halves that no more than `wanted` elements precede.
-    fn find(before: &[u16; GROUPS], wanted: u16, halves: usize) -> usize;
-    /// The place of set bit number `n` (from 0), of more than `n`.
-    fn select(mask: u64, n: u32) -> u32;
-}
-
-pub(super) struct Scalar;
-
-impl Simd for Scalar {
-    #[inline(always)]
-    fn planes<W: Word>(bytes: &[u8], map: &ClassMap) -> [u64; PLANES] {
-        planes_of(&class_numbers::<W>(bytes, map))
-    }
-
     #[inline(always)]
     fn count(batch: &mut Batch, count: usize, halves: usize) {
         for class in 0..count {
@@ -101,18 +86,29 @@ impl Simd for Scalar {
         }
     }
 
+    /// The last group of the first `halves` halves that no more than `wanted` elements precede.
     #[inline(always)]
     fn find(before: &[u16; GROUPS], wanted: u16, halves: usize) -> usize {
         let fitting = before[..halves * HALF].partition_point(|&n| n <= wanted);
         fitting.saturating_sub(1)
     }
 
+    /// The place of set bit number `n` (from 0), of more than `n`.
     #[inline(always)]
     fn select(mut mask: u64, n: u32) -> u32 {
         for _ in 0..n {
             mask &= mask.wrapping_sub(1);
         }
         mask.trailing_zeros()
+    }
+}
+
+pub(super) struct Scalar;
+
+impl Simd for Scalar {
+    #[inline(always)]
+    fn planes<W: Word>(bytes: &[u8], map: &ClassMap) -> [u64; PLANES] {
+        planes_of(&class_numbers::<W>(bytes, map))
     }
 }
 

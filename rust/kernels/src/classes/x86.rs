@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::batch::{class_numbers, Batch, Bits, Scalar, Simd, GROUP, GROUPS, HALF, PLANES};
+use super::batch::{class_numbers, Batch, Bits, Simd, GROUP, GROUPS, HALF, PLANES};
 use super::{walk, ClassMap, Part, Progress, Visitor, MAX_CLASSES};
 use crate::features;
 use crate::Word;
@@ -262,16 +262,6 @@ impl Simd for Avx2 {
             };
             [7, 6, 5, 4].map(|shift| bit(_mm_cvtsi32_si128(shift)))
         }
-    }
-
-    #[inline(always)]
-    fn count(batch: &mut Batch, count: usize, halves: usize) {
-        Scalar::count(batch, count, halves);
-    }
-
-    #[inline(always)]
-    fn find(before: &[u16; GROUPS], wanted: u16, halves: usize) -> usize {
-        Scalar::find(before, wanted, halves)
     }
 
     #[inline(always)]
