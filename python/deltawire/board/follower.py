@@ -6,9 +6,9 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from ..closing import Closing
 from ..digest import state_digest
 from ..errors import DeltawireError, TargetError, WrongBase
 from .anchor import AnchorLoader
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .board import Board
 
 
-class Follower:
+class Follower(Closing):
     """Tensors that follow a board.
 
     ``advance`` does all; ``stage`` and ``commit`` are its halves, for a target that keeps
@@ -102,17 +102,6 @@ class Follower:
     def target(self) -> Mapping[str, Any]:
         """The tensors that are changed."""
         return self._target
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Drop what was staged, and give the lease back. The target stays as it is."""

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO
 
 from .. import _native
+from ..closing import Closing
 from ..errors import LayoutMismatch, UntrustedDelta
 from .hop import Hop
 from .manifest import PartRef
@@ -40,11 +40,12 @@ class Heading:
     @classmethod
     def of(cls, hop: Hop) -> Heading:
         """What the record of a delta says."""
+        assert hop.base.state is not None
         return cls(
             hop.manifest.run,
             hop.version,
-            hop.base_version,
-            hop.base_state,
+            hop.base.version,
+            hop.base.state,
             hop.result_state,
             hop.manifest.meta,
         )
@@ -66,7 +67,7 @@ class Fit:
     dense_bytes: int
 
 
-class Parts:
+class Parts(Closing):
     """Parts of a delta, one after the other in one unnamed file. Use as a context manager."""
 
     def __init__(
@@ -83,15 +84,8 @@ class Parts:
             self._file.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Drop the file."""
         self._file.close()
 
     def fetch(self, progress: Progress | None = None) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from ..closing import Closing
 from ..digest import combine
 from ..errors import DeltawireError, LayoutMismatch, StoreError, WrongBase
 from .attempt import Attempt, PublishStats
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Commit = Callable[[Attempt, list[UploadedPart]], object]
 
 
-class PendingVersion:
+class PendingVersion(Closing):
     """A version whose parts are being uploaded. Use as a context manager.
 
     Nothing of it is visible before :meth:`commit`, and all of it after. Whatever ends it without a
@@ -53,17 +53,6 @@ class PendingVersion:
     def open(self) -> bool:
         """Whether it was neither committed nor given up."""
         return self._open
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end(error)
 
     def commit(self, parts: Iterable[UploadedPart]) -> PublishStats:
         """Publish the version, once every rank has uploaded its part.
@@ -116,6 +105,10 @@ class PendingVersion:
         A rank that is still uploading leaves its part, for :meth:`deltawire.Board.collect` with
         ``sweep``. Does nothing after a commit.
         """
+        self._end(None)
+
+    def close(self) -> None:
+        """As :meth:`abandon`."""
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ..apply import Staged, Tile, stage
+from ..closing import Closing
 from ..errors import DeltawireError, WrongBase
 from ..types import Record
 from .fetch import FetchedDelta, fetch_deltas
@@ -50,7 +50,7 @@ class AdvanceStats(Record):
     repaired: int = 0
 
 
-class DeltaRun:
+class DeltaRun(Closing):
     """Deltas that follow one another, fetched and checked. Use as a context manager."""
 
     def __init__(
@@ -102,17 +102,6 @@ class DeltaRun:
             only_for=target if partial else None,
         )
         self._staged: tuple[Staged, float] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def waiting(self) -> list[Hop]:

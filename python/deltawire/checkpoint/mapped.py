@@ -9,9 +9,9 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from ..closing import Closing
 from ..errors import CorruptCheckpoint, TargetError, TargetTorn
 from ..tensors import TensorView
 from .directory import Layout, extra_files, find_layout
@@ -91,7 +91,7 @@ class _MappedFile:
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY}
 
 
-class Checkpoint(Mapping[str, TensorView]):
+class Checkpoint(Mapping[str, TensorView], Closing):
     """The tensors of a safetensors file or a Hugging Face checkpoint directory.
 
     A read-only mapping of tensor names to :class:`TensorView`, whose bytes are memory-mapped:
@@ -255,17 +255,6 @@ class Checkpoint(Mapping[str, TensorView]):
             self._closed = True
             for file in self._files:
                 file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- Copies ----------------------------------------------------------------------
 
