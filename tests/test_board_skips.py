@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
-import json
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 import deltawire as dw
 from board_runs import (
-    Arrays,
     advance,
     copied,
     fresh_memory,
@@ -33,40 +31,9 @@ from deltawire import aio
 from deltawire.board import hop
 from deltawire.board.manifest import Manifest, PartRef, SkipRecord, VersionRef
 from deltawire.testing import FaultPlan
-from signed_runs import MALLORY, key, publish_signed, trainer
-from store_servers import S3
+from skip_runs import back_and_forth, publish_by_hand, record, wait_for
 
 LAST = 20
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-def back_and_forth(
-    board: dw.Board, last: int, profile: dw.types.Profile = "compact"
-) -> list[Arrays]:
-    """Versions that change the same few elements again and again, so that folding pays."""
-    states = [model()]
-    with board.publisher(run="test") as publisher:
-        publisher.publish_anchor(0, states[0])
-        for version in range(1, last + 1):
-            arrays = copied(states[-1])
-            advance(arrays, 1 + version % 2)
-            states.append(arrays)
-            publisher.publish(version, base=states[-2], new=arrays, profile=profile)
-    return states
-
-
-@pytest.fixture(params=["local", "memory", "s3"])
-def board(request: pytest.FixtureRequest, tmp_path: Path) -> dw.Board:
-    if request.param == "local":
-        return dw.Board(tmp_path / "board", create=True)
-    if request.param == "memory":
-        return dw.Board(fresh_memory(), create=True)
-    s3: S3 = request.getfixturevalue("s3")
-    return s3.board()
 
 
 def test_readers_take_the_cheapest_way(board: dw.Board, tmp_path: Path) -> None:
@@ -144,19 +111,6 @@ def test_the_publisher_adds_them(board: dw.Board, tmp_path: Path) -> None:
         assert same(target, model(to))
 
 
-def wait_for(board: dw.Board, version: int, span: int) -> None:
-    deadline = time.monotonic() + 30
-    while board.store.skip_record(version, version - span) is None:
-        assert time.monotonic() < deadline, f"no skip record of {version}"
-        time.sleep(0.005)
-
-
-def record(board: dw.Board, base: int, version: int) -> SkipRecord:
-    found = board.store.skip_record(version, base)
-    assert found is not None
-    return SkipRecord.from_json(found[0])
-
-
 def cheapest_by_search(edges: dict[tuple[int, int], int], start: int, goal: int) -> int:
     """Bytes of the cheapest way, by relaxing every edge as often as there are versions."""
     costs = {start: 0}
@@ -197,9 +151,9 @@ def test_the_way_is_the_cheapest(
         return
     assert way is not None
     assert sum(step.bytes for step in way) == best
-    assert [step.base_version for step in way] == [0, *(step.version for step in way[:-1])]
+    assert [step.base.version for step in way] == [0, *(step.version for step in way[:-1])]
     assert way[-1].version == len(sizes)
-    assert all(step.base_state == state(step.base_version) for step in way)
+    assert all(step.base.state == state(step.base.version) for step in way)
 
 
 class Skips:
@@ -289,34 +243,6 @@ def test_not_in_the_way_of_a_rank() -> None:
     assert np.array_equal(target["w"].tensor, states[3]["w"][1024:2048])
 
 
-def test_refusals(tmp_path: Path) -> None:
-    board = dw.Board(fresh_memory(), create=True)
-    publish(board, 4)
-    before = stored(board)
-    for base, version, message in [(3, 3, "later"), (4, 2, "later"), (2, 9, "no such version")]:
-        with pytest.raises(dw.WrongVersion, match=message):
-            board.add_skip(base, version)
-    with pytest.raises(dw.WrongBase):
-        board.add_skip(1, 3, weights=model(2))
-    other = zeros({"another": np.zeros(3)})
-    with pytest.raises(dw.LayoutMismatch, match=r"embed\.weight"):
-        board.add_skip(1, 3, weights=other)
-    assert stored(board) == before
-    board.add_skip(1, 3)
-    with pytest.raises(dw.VersionConflict, match="from version 1 already"):
-        board.add_skip(1, 3)
-    arrays = model(4)
-    with board.publisher() as publisher:
-        advance(arrays, 5)
-        publisher.publish_anchor(5, arrays)
-    with pytest.raises(dw.BrokenChain, match="version 5 on the way has no delta"):
-        board.compose(3, 5, tmp_path / "file.dw")
-    assert not (tmp_path / "file.dw").exists()
-    for spans in ((1,), (4, 4), tuple(range(2, 19))):
-        with pytest.raises(ValueError, match="skip_spans"):
-            board.publisher(skip_spans=spans)
-
-
 def test_over_a_version_without_a_delta() -> None:
     """A skip record may bridge one; its delta can be made from both states."""
     board = dw.Board(fresh_memory(), create=True)
@@ -333,138 +259,6 @@ def test_over_a_version_without_a_delta() -> None:
     steps = board.follower(target, version=1).advance()
     assert [step.anchor for step in steps] == [False]
     assert same(target, model(3))
-
-
-def publish_by_hand(
-    board: dw.Board, base: int, version: int, /, old: Arrays, new: Arrays, **changes: object
-) -> None:
-    """A skip record with a delta of any two states, and with other fields."""
-    first, last = board.manifest(base), board.manifest(version)
-    path, _ = board.store.skip_paths(version, base, "7" * 32)
-    upload = board.store.upload(path)
-    stats = dw.diff(old, new, upload, base_version=base, version=version, run=last.run)
-    value = {
-        "version": version,
-        "manifest": last.digest,
-        "base": VersionRef(base, first.digest),
-        "base_state": first.result_state,
-        "result_state": last.result_state,
-        "objects": (PartRef(*upload.finish()),),
-        "changed": stats.changed,
-        "write_id": "7" * 32,
-        "time": 1.0,
-    }
-    made = SkipRecord(**(value | changes))  # type: ignore[arg-type]
-    board.store.commit_skip(version, base, made.to_json())
-
-
-@pytest.mark.parametrize("what", ["manifest", "result state", "base", "base state"])
-def test_records_of_other_versions(what: str) -> None:
-    board = dw.Board(fresh_memory(), create=True)
-    publish(board, 3)
-    changes: dict[str, object] = {
-        "manifest": {"manifest": "0" * 64},
-        "result state": {"result_state": bytes(16)},
-        "base": {"base": VersionRef(1, "0" * 64)},
-        "base state": {"base_state": bytes(16)},
-    }[what]
-    publish_by_hand(board, 1, 3, model(1), model(3), **changes)
-    target = model(1)
-    with pytest.raises(dw.UntrustedDelta, match=f"another {what} ") as caught:
-        board.follower(target, version=1).advance()
-    assert caught.value.version == 3
-    assert same(target, model(1))
-
-
-def test_a_delta_that_is_not_what_its_record_says() -> None:
-    board = dw.Board(fresh_memory(), create=True)
-    publish(board, 3)
-    wrong = model(3)
-    wrong["layer.bias"][3] += 1
-    publish_by_hand(board, 1, 3, model(1), wrong)
-    target = model(1)
-    with pytest.raises(dw.UntrustedDelta, match="result state"):
-        board.follower(target, version=1).advance()
-    assert same(target, model(1))
-
-
-def test_altered_objects(tmp_path: Path) -> None:
-    board = dw.Board(tmp_path / "board", create=True)
-    publish(board, 4)
-    board.add_skip(1, 4)
-    (delta,) = (tmp_path / "board/objects/4").glob("from-1-*.dw")
-    whole = delta.read_bytes()
-    for altered in (whole[:-1], whole[:50] + bytes([whole[50] ^ 1]) + whole[51:]):
-        delta.write_bytes(altered)
-        target = model(1)
-        with pytest.raises(dw.UntrustedDelta) as caught:
-            board.follower(target, version=1).advance()
-        assert str(caught.value.path).endswith(delta.name)
-        assert same(target, model(1))
-    path = tmp_path / "board/objects/4/from-1.json"
-    value = json.loads(path.read_text())
-    for change in (
-        {"format": 2},
-        {"requires": ["unknown"]},
-        {"objects": []},
-        {"version": 3},
-        {"base": {"version": 2, "digest": value["base"]["digest"]}},
-        {"objects": [value["objects"][0] | {"path": "anchors/0/x"}]},
-        {"objects": [value["objects"][0] | {"path": "objects/../x"}]},
-    ):
-        path.write_text(json.dumps(value | change))
-        with pytest.raises((dw.UntrustedDelta, dw.UnsupportedDelta)) as refused:
-            board.follower(model(1), version=1).advance()
-        assert str(refused.value.path).endswith("objects/4/from-1.json")
-
-
-class TestSigned:
-    @pytest.fixture
-    def board(self) -> dw.Board:
-        trust = dw.Trust([trainer().public])
-        board = dw.Board(fresh_memory(), create=True, trust=trust)
-        publish_signed(board, trainer(), 0, 4)
-        return board
-
-    def test_signed(self, board: dw.Board) -> None:
-        board.add_skip(0, 4, key=trainer())
-        target = model(0)
-        (step,) = board.follower(target, version=0).advance()
-        assert step.version == 4
-        assert same(target, model(4))
-
-    def test_without_a_key(self, board: dw.Board) -> None:
-        before = stored(board)
-        for reader in (board, dw.Board(board.url)):
-            with pytest.raises(dw.UntrustedDelta, match="give a key"):
-                reader.add_skip(0, 4)
-        assert stored(board) == before
-
-    def test_by_another(self, board: dw.Board) -> None:
-        mallory = key("mallory", MALLORY)
-        with pytest.raises(dw.UntrustedDelta):
-            dw.Board(board.url).add_skip(0, 4, key=mallory)
-        forger = dw.Board(board.url, trust=dw.Trust([trainer().public]))
-        forger.add_skip(0, 4, key=mallory)
-        target = model(0)
-        with pytest.raises(dw.UntrustedDelta, match="mallory") as caught:
-            board.follower(target, version=0).advance()
-        assert str(caught.value.path).endswith("objects/4/from-0.json")
-        assert same(target, model(0))
-
-    def test_an_anchor_signature_is_no_skip_signature(self, board: dw.Board) -> None:
-        """Bytes that were signed as one kind of record never count as another."""
-        board.add_skip(0, 4, key=trainer())
-        found = board.store.skip_record(4, 0)
-        assert found is not None
-        ring = dw.Trust([trainer().public]).keyring()
-        ring.check_skip(board.store, 4, 0, 4, "test", found[0])
-        with pytest.raises(dw.UntrustedDelta):
-            ring.check_skip(board.store, 4, 1, 4, "test", found[0])
-        with pytest.raises(dw.UntrustedDelta):
-            ring.check_skip(
-                board.store, 4, 0, 4, "test", found[0].replace(b'"changed":', b'"changed":1')
-            )
 
 
 def test_background_failures_are_told_once(tmp_path: Path) -> None:

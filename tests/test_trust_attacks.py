@@ -369,7 +369,7 @@ def test_a_key_that_has_ended(
 
 def test_records_are_read_in_one_place() -> None:
     """Whatever else read them could forget the signatures."""
-    readers = re.compile(r"store\.(manifest|chain|anchor_record)\(")
+    readers = re.compile(r"store\.(manifest|chain|anchor_record|skip_records?)\(")
     found = [
         path.name
         for path in (ROOT / "python" / "deltawire").rglob("*.py")

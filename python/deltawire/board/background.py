@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import BrokenChain
 from .manifest import Manifest
 from .plan import find_anchor
-from .skip import publish_skip
+from .skip import FoldSettings, find_way, publish_skip
 from .trust import SigningKey
 from .worker import Worker, WorkerSettings
 
@@ -186,23 +186,19 @@ class BackgroundSkips(Worker):
         return manifest.version - self._span
 
     def _is_done(self, manifest: Manifest) -> bool:
-        return self._board.store.skip_record(manifest.version, self._oldest(manifest)) is not None
+        return self._board.records.has_skip(self._oldest(manifest), manifest.version)
 
     def _work(self, manifest: Manifest) -> None:
         base = self._oldest(manifest)
-        # A board may begin after it, or lack a delta on the way.
-        between = range(base + 1, manifest.version + 1)
-        if not self._board.store.has_version(base) or not all(
-            self._board.manifest(version).objects for version in between
-        ):
-            return
-        publish_skip(
-            self._board,
-            base,
-            manifest.version,
+        if not self._board.store.has_version(base):
+            return  # the board begins after it
+        way = find_way(self._board, base, manifest.version)
+        if way is None:
+            return  # a version on the way has no delta
+        how = FoldSettings(
             weights=lambda: self._folded(base),
-            key=self._key,
             threads=self._settings.threads,
             scratch=self._settings.scratch,
             progress=self._progress,
         )
+        publish_skip(self._board, way, how, self._key)

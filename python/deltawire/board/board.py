@@ -27,9 +27,10 @@ from .parts import PublishTicket, UploadedPart, upload_part
 from .publisher import Publisher
 from .pull import PullStats, pull
 from .records import Records
-from .skip import SkipStats, compose_versions, publish_skip
+from .skip import FoldSettings, SkipStats, compose_versions, publish_skip, require_way
 from .transfer import Progress, of_version
 from .trust import PublicKey, SigningKey, Trust
+from .vouching import judging
 from .watch import OnStale
 
 #: While waiting for a version, how often the head is looked for in case it was passed by.
@@ -208,23 +209,29 @@ class Board:
         profile: Profile | None = None,
         threads: int | None = None,
         scratch: PathLike | None = None,
-        progress: Callable[[int], object] | None = None,
+        progress: Progress | None = None,
     ) -> DeltaStats:
-        """Write the delta between two versions into a file.
+        """Write the delta that leads from one version straight to a later one.
 
-        See :func:`deltawire.board.skip.compose_versions`.
+        Args:
+            base, version: from and to.
+            sink: path, which appears only when all is written, or object with ``write(bytes)``.
+            weights: the weights of ``base``: a checkpoint path, or names to tensors, only read.
+                Needed where a delta on the way is ``compact``; None: ``base`` is then pulled into
+                a directory that goes away again.
+            profile: of the result; None: ``compact``, or without weights that of the last delta.
+            threads: by default all cores.
+            scratch: directory for deltas and weights on their way; by default the system's.
+            progress: called with the number of bytes just fetched and dense bytes just done.
+
+        Raises:
+            WrongVersion: there are no such versions, or not in this order.
+            BrokenChain: a version between has no delta, or manifests do not link up.
+            WrongBase: ``weights`` are not those of ``base``.
+            UntrustedDelta, CorruptDelta, StoreError: the board cannot be read, or was altered.
         """
-        return compose_versions(
-            self,
-            base,
-            version,
-            sink,
-            weights=weights,
-            profile=profile,
-            threads=threads,
-            scratch=scratch,
-            progress=progress,
-        )
+        how = FoldSettings(weights, profile, threads, scratch, progress)
+        return compose_versions(self, base, version, sink, how)
 
     def add_skip(
         self,
@@ -236,23 +243,23 @@ class Board:
         profile: Profile | None = None,
         threads: int | None = None,
         scratch: PathLike | None = None,
-        progress: Callable[[int], object] | None = None,
+        progress: Progress | None = None,
     ) -> SkipStats:
-        """Add the delta between two versions, for readers to choose.
+        """As :meth:`compose`, but add the delta to the board, for readers to choose.
 
-        See :func:`deltawire.board.skip.publish_skip`.
+        Neither needs nor fences a publisher.
+
+        Args:
+            key: signs the record; necessary where readers trust certain keys only.
+
+        Raises:
+            VersionConflict: there is such a record already.
+            UntrustedDelta: the board is signed, and no key was given.
+            All of :meth:`compose`. Nothing was added.
         """
-        return publish_skip(
-            self,
-            base,
-            version,
-            weights=weights,
-            key=key,
-            profile=profile,
-            threads=threads,
-            scratch=scratch,
-            progress=progress,
-        )
+        how = FoldSettings(weights, profile, threads, scratch, progress)
+        board = judging(self, key)
+        return publish_skip(board, require_way(board, base, version), how, key)
 
     def boundary(self) -> int | None:
         """The oldest version that can be relied on; None if nothing was ever collected.

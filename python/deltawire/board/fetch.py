@@ -77,9 +77,9 @@ class FetchedDelta:
             hop = self.hop
             claims = [
                 ("version", hop.version, info.version),
-                ("base version", hop.base_version, info.base_version),
+                ("base version", hop.base.version, info.base_version),
                 ("base state", base, info.base_state),
-                ("base state", hop.base_state, info.base_state),
+                ("base state", hop.base.state, info.base_state),
                 ("result state", hop.result_state, info.result_state),
             ]
             for what, wanted, found in claims:

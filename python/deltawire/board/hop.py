@@ -38,38 +38,29 @@ class Hop:
 
     Attributes:
         manifest: of the version that it leads to.
-        base_version: that it starts from: the one before, or an earlier one.
-        base_state: 16 bytes, the state of that version.
+        base: the version that it starts from, the one before or an earlier one, with digest and
+            state.
         parts: its objects.
         changed: elements that it changes.
-        is_skip: whether it folds the deltas of several versions.
     """
 
     manifest: Manifest
-    base_version: int
-    base_state: bytes
+    base: Held
     parts: tuple[PartRef, ...]
     changed: int
-    is_skip: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> Hop:
         """The delta of a version that has one."""
         assert manifest.parent is not None
-        assert manifest.base_state is not None
-        return cls(
-            manifest,
-            manifest.parent.version,
-            manifest.base_state,
-            manifest.objects,
-            manifest.changed,
-        )
+        base = Held(manifest.parent.version, manifest.parent.digest, manifest.base_state)
+        return cls(manifest, base, manifest.objects, manifest.changed)
 
     @classmethod
     def over(cls, manifest: Manifest, record: SkipRecord) -> Hop:
         """The delta of a skip record to a version."""
-        base = record.base.version
-        return cls(manifest, base, record.base_state, record.objects, record.changed, is_skip=True)
+        base = Held(record.base.version, record.base.digest, record.base_state)
+        return cls(manifest, base, record.objects, record.changed)
 
     @property
     def version(self) -> int:
@@ -115,7 +106,7 @@ def cheapest(
     for manifest in chain:
         known: tuple[int, Hop | None] | None = None
         for hop in into.get(manifest.version, []):
-            before = best[hop.base_version - start.version]
+            before = best[hop.base.version - start.version]
             if before is not None and (known is None or before[0] + hop.bytes < known[0]):
                 known = (before[0] + hop.bytes, hop)
         best.append(known)
@@ -126,7 +117,7 @@ def cheapest(
         if found is None or found[1] is None:
             return None
         way.append(found[1])
-        at = found[1].base_version - start.version
+        at = found[1].base.version - start.version
     return tuple(reversed(way))
 
 

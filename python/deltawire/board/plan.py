@@ -82,11 +82,12 @@ def find_path(
     goal = _goal(board, held, to, seen)
     if seen is not None and (held is None or seen.version != held.version):
         _check_seen(board, seen, goal)
-    start, chain = (None, None) if held is None else _chain_from(board, held, goal)
+    found = None if held is None else _chain_from(board, held, goal)
+    start, chain = (None, []) if found is None else found
     if held is not None and held.version + 1 < oldest:
-        chain = None  # checked as far as it is there, but not to be relied on
+        start, chain = None, []  # checked as far as it is there, but not to be relied on
     paths = []
-    if start is not None and chain is not None and not from_anchor:
+    if start is not None and not from_anchor:
         hops = cheapest(board.records, start, chain, goal)
         if hops is not None:
             deltas = Path(goal, None, hops)
@@ -96,7 +97,7 @@ def find_path(
             paths.append(deltas)
     if held is not None and not from_anchor:
         oldest = max(oldest, held.version + 1)
-    anchored = _from_newest_anchor(board, goal, chain or (), oldest)
+    anchored = _from_newest_anchor(board, goal, chain, oldest)
     if anchored is not None:
         paths.append(anchored)
     if not paths:
@@ -160,9 +161,7 @@ def _check_seen(board: Board, seen: Held, goal: Manifest) -> None:
         raise _lost(board, seen.version, f"but holds the earlier version {goal.version}")
 
 
-def _chain_from(
-    board: Board, held: Held, goal: Manifest
-) -> tuple[Held | None, list[Manifest] | None]:
+def _chain_from(board: Board, held: Held, goal: Manifest) -> tuple[Held, list[Manifest]] | None:
     """What is held, as the board has it, and the validated manifests after it up to ``goal``.
 
     None if some were collected.
@@ -176,24 +175,24 @@ def _chain_from(
         return Held.of(goal), []
     if not board.store.has_version(first):
         _check_collected(board, held, first)
-        return None, None
+        return None
     start: Start | None = None
     if own is not None:
         held = Held.of(own)
-        start = (own.version, own.digest, own.result_state.hex(), own.epoch, own.run)
+        start = start_of(own)
     elif held.digest is not None and held.state is not None:
         start = (held.version, held.digest, held.state.hex(), 0, None)
     if start is None:
         # Nothing vouches for the link from what is held to the first manifest.
-        return None, None
+        return None
     try:
-        return held, _read(board, first, goal, start)
+        return held, read_chain(board, first, goal, start)
     except BrokenChain:
         if board.store.has_version(first):
             raise
         # A collection is at work, which takes the oldest first.
         _check_collected(board, held, first)
-        return None, None
+        return None
 
 
 def _check_collected(board: Board, held: Held, first: int) -> None:
@@ -234,7 +233,19 @@ def _check_same_history(board: Board, held: Held, own: Manifest) -> None:
         )
 
 
-def _read(board: Board, first: int, goal: Manifest, start: Start | None) -> list[Manifest]:
+def start_of(manifest: Manifest) -> Start:
+    """What a chain after this version must continue."""
+    state = manifest.result_state.hex()
+    return manifest.version, manifest.digest, state, manifest.epoch, manifest.run
+
+
+def read_chain(board: Board, first: int, goal: Manifest, start: Start | None) -> list[Manifest]:
+    """The validated manifests from ``first`` to ``goal``, which was read before.
+
+    Raises:
+        BrokenChain: they do not link up, with each other or with ``start``.
+        UntrustedDelta: one is not what it should be, or not signed by a trusted key.
+    """
     chain = board.records.chain(first, goal.version, start)
     if chain and chain[-1].digest != goal.digest:
         raise UntrustedDelta(
@@ -280,7 +291,7 @@ def _first_usable(board: Board, goal: Manifest, versions: set[int], oldest: int)
 def _anchor_path(board: Board, goal: Manifest, version: int) -> Path | None:
     if not board.store.has_version(version):
         return None
-    manifests = _read(board, version, goal, None)
+    manifests = read_chain(board, version, goal, None)
     files = find_anchor(board, manifests[0], goal)
     deltas = manifests[1:]
     if files is None:

@@ -90,6 +90,14 @@ class Records:
                 self._ring.check_manifest(self._store, version, raw)
         return [Manifest.from_json(raw, digest) for raw, digest in records]
 
+    def has_skip(self, base: int, version: int) -> bool:
+        """Whether there is a skip record from ``base`` to ``version``, whoever wrote it.
+
+        Raises:
+            UntrustedDelta, UnsupportedDelta, LimitExceeded: what is there is none.
+        """
+        return self._store.skip_records([(version, base)])[0] is not None
+
     def skips(self, ends: Sequence[tuple[Held, Manifest]], goal: Manifest) -> list[SkipRecord]:
         """The deltas there are from a base straight to the version of a manifest.
 
@@ -126,7 +134,7 @@ class Records:
                     f"the skip record from version {base.version} has another {what} than the "
                     "board's manifests; tell the publisher",
                     version=version,
-                    path=self._url,
+                    path=f"{self._url.rstrip('/')}/objects/{version}/from-{base.version}.json",
                 )
         return record
 

@@ -84,14 +84,14 @@ def rebuild(
     size = sum(tile.view.data.size for tile in tiles)
     if not tiles or size > min(MOST_BYTES, MOST_SHARE * held):
         return None
+    base = delta.hop.base
     try:
-        path = find_path(board, None, delta.hop.base_version, from_anchor=True)
+        path = find_path(board, None, base.version, from_anchor=True)
     except (BrokenChain, WrongVersion):
         return None
     if path.anchor is None:
         return None
-    parent = path.goal.digest if delta.hop.is_skip else delta.hop.manifest.parent_digest
-    if (path.goal.digest, path.goal.result_state) != (parent, delta.hop.base_state):
+    if (path.goal.digest, path.goal.result_state) != (base.digest, base.state):
         raise UntrustedDelta(
             "the manifest changed between two reads; manifests never change on a sound board",
             version=path.goal.version,
@@ -103,7 +103,7 @@ def rebuild(
         fetched += _bring_forward(board, path, rounds, threads, spool, progress)
     except LayoutMismatch:
         return None
-    with _blaming_the_board(board, delta.hop.base_version):
+    with _blaming_the_board(board, base.version):
         for part in rounds:
             stage(delta.path, part, verify=False, partial=True, threads=threads)
     return Rebuilt(tiles, fetched)

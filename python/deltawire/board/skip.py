@@ -17,17 +17,14 @@ from ..types import DeltaStats, Profile, Sized
 from .attempt import attempted, uploaded_delta
 from .fetch import FetchedDelta, fetch_deltas
 from .hop import Held, Hop, cheapest
-from .manifest import Manifest, SkipRecord, VersionRef
+from .manifest import Manifest, SkipRecord
+from .plan import read_chain, start_of
 from .pull import pull
 from .transfer import Progress
 from .trust import SigningKey
-from .vouching import judging
 
 if TYPE_CHECKING:
     from .board import Board
-
-#: The weights of the base version, or how to get a path to them where they are needed.
-Weights = PathLike | Mapping[str, Any] | Callable[[], PathLike]
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,14 @@ class SkipStats(Sized):
 
 
 @dataclass(frozen=True)
-class _Way:
-    """Validated manifests of both ends, and the cheapest deltas between."""
+class Way:
+    """Validated manifests of both ends, and the cheapest deltas between.
+
+    Attributes:
+        base, goal: the ends.
+        chain_bytes: of the deltas of all versions between.
+        hops: the cheapest way, over skip records too.
+    """
 
     base: Manifest
     goal: Manifest
@@ -63,75 +66,51 @@ class _Way:
     hops: tuple[Hop, ...]
 
 
-def compose_versions(
-    board: Board,
-    base: int,
-    version: int,
-    sink: PathLike | Sink,
-    *,
-    weights: Weights | None = None,
-    profile: Profile | None = None,
-    threads: int | None = None,
-    scratch: PathLike | None = None,
-    progress: Progress | None = None,
-) -> DeltaStats:
-    """Write the delta that leads from one version of a board straight to a later one.
+@dataclass(frozen=True)
+class FoldSettings:
+    """How versions are folded.
 
-    Args:
-        base, version: from and to.
-        sink: path, which appears only when all is written, or object with ``write(bytes)``.
-        weights: the weights of ``base``: a checkpoint path, or names to tensors, only read. Needed
-            where a delta on the way is ``compact``; None: ``base`` is then pulled into a
-            directory that goes away again.
+    Attributes:
+        weights: the weights of the base: a checkpoint path, or names to tensors, only read; or how
+            to get a path. Needed where a delta on the way is ``compact``; None: the base is then
+            pulled into a directory that goes away again.
         profile: of the result; None: ``compact``, or without weights that of the last delta.
         threads: by default all cores.
         scratch: directory for deltas and weights on their way; by default the system's.
         progress: called with the number of bytes just fetched and dense bytes just done.
-
-    Raises:
-        WrongVersion: there are no such versions, or not in this order.
-        BrokenChain: a version between has no delta, or manifests do not link up.
-        WrongBase: ``weights`` are not those of ``base``.
-        UntrustedDelta, CorruptDelta, StoreError: the board cannot be read, or was altered.
     """
-    way = _find(board, base, version)
-    return _fold(board, way, sink, weights, profile, threads, scratch, progress)
+
+    weights: PathLike | Mapping[str, Any] | Callable[[], PathLike] | None = None
+    profile: Profile | None = None
+    threads: int | None = None
+    scratch: PathLike | None = None
+    progress: Progress | None = None
+
+
+def compose_versions(
+    board: Board, base: int, version: int, sink: PathLike | Sink, how: FoldSettings
+) -> DeltaStats:
+    """Fold into ``sink``; see :meth:`deltawire.Board.compose`."""
+    return _fold(board, require_way(board, base, version), sink, how)
 
 
 def publish_skip(
-    board: Board,
-    base: int,
-    version: int,
-    *,
-    weights: Weights | None = None,
-    key: SigningKey | None = None,
-    profile: Profile | None = None,
-    threads: int | None = None,
-    scratch: PathLike | None = None,
-    progress: Progress | None = None,
+    board: Board, way: Way, how: FoldSettings, key: SigningKey | None = None
 ) -> SkipStats:
-    """As :func:`compose_versions`, but add the delta to the board, for readers to choose.
-
-    Neither needs nor fences a publisher.
+    """Fold onto the board; see :meth:`deltawire.Board.add_skip`.
 
     Args:
-        key: signs the record; necessary where readers trust certain keys only.
-
-    Raises:
-        VersionConflict: there is such a record already.
-        UntrustedDelta: the board is signed, and no key was given.
-        All of :func:`compose_versions`. Nothing was added.
+        board: as :func:`deltawire.board.vouching.judging` gives it, where the record is signed.
     """
     started = time.perf_counter()
-    board = judging(board, key)
-    way = _find(board, base, version)
+    base, version = way.base.version, way.goal.version
     if way.goal.signer and key is None:
         raise UntrustedDelta(
             "the board is signed, so that readers would refuse what is not; give a key",
             version=version,
             path=board.url,
         )
-    if board.store.skip_record(version, base) is not None:
+    if board.records.has_skip(base, version):
         raise VersionConflict(
             f"there is a delta from version {base} already; nothing to do",
             version=version,
@@ -139,15 +118,15 @@ def publish_skip(
         )
     with attempted(board.store, version) as attempt:
         attempt.is_manifest = False
-        paths = board.store.skip_paths(version, base, attempt.write_id)
-        upload = board.store.upload(paths[0])
-        attempt.opened(upload, paths[0])
-        stats = _fold(board, way, upload, weights, profile, threads, scratch, progress)
-        delta = uploaded_delta(attempt, upload, paths[1], stats.record_hashes)
+        path, path_of_hashes = board.store.skip_paths(version, base, attempt.write_id)
+        upload = board.store.upload(path)
+        attempt.opened(upload, path)
+        stats = _fold(board, way, upload, how)
+        delta = uploaded_delta(attempt, upload, path_of_hashes, stats.record_hashes)
         record = SkipRecord(
             version=version,
             manifest=way.goal.digest,
-            base=VersionRef(base, way.base.digest),
+            base=way.base.ref,
             base_state=way.base.result_state,
             result_state=way.goal.result_state,
             objects=(delta,),
@@ -176,7 +155,32 @@ def publish_skip(
     )
 
 
-def _find(board: Board, base: int, version: int) -> _Way:
+def require_way(board: Board, base: int, version: int) -> Way:
+    """As :func:`find_way`.
+
+    Raises:
+        BrokenChain: a version without a delta is in the way, too.
+    """
+    way = find_way(board, base, version)
+    if way is None:
+        between = range(base + 1, version + 1)
+        missing = next(one for one in between if not board.manifest(one).objects)
+        raise BrokenChain(
+            f"version {missing} on the way has no delta, only an anchor; begin there",
+            version=missing,
+            path=board.url,
+        )
+    return way
+
+
+def find_way(board: Board, base: int, version: int) -> Way | None:
+    """Both ends and the cheapest deltas between; None where a version without one is in the way.
+
+    Raises:
+        WrongVersion: there are no such versions, or not in this order.
+        BrokenChain: manifests do not link up.
+        UntrustedDelta, StoreError: the board cannot be read, or was altered.
+    """
     if base >= version:
         raise WrongVersion(
             f"a delta leads to a later version, not from {base} to {version}",
@@ -184,57 +188,35 @@ def _find(board: Board, base: int, version: int) -> _Way:
             path=board.url,
         )
     own, goal = board.manifest(base), board.manifest(version)
-    start = (own.version, own.digest, own.result_state.hex(), own.epoch, own.run)
-    chain = board.records.chain(base + 1, version, start)
-    if chain[-1].digest != goal.digest:
-        raise UntrustedDelta(
-            "the manifest changed between two reads; manifests never change on a sound board",
-            version=version,
-            path=board.url,
-        )
+    chain = read_chain(board, base + 1, goal, start_of(own))
     hops = cheapest(board.records, Held.of(own), chain, goal)
     if hops is None:
-        missing = next(item.version for item in chain if not item.objects)
-        raise BrokenChain(
-            f"version {missing} on the way has no delta, only an anchor; begin there",
-            version=missing,
-            path=board.url,
-        )
-    return _Way(own, goal, sum(item.bytes for item in chain), hops)
+        return None
+    return Way(own, goal, sum(item.bytes for item in chain), hops)
 
 
-def _fold(
-    board: Board,
-    way: _Way,
-    sink: PathLike | Sink,
-    weights: Weights | None,
-    profile: Profile | None,
-    threads: int | None,
-    scratch: PathLike | None,
-    progress: Progress | None,
-) -> DeltaStats:
-    fetched = fetch_deltas(board, way.hops, way.base.result_state, spool=scratch, progress=progress)
+def _fold(board: Board, way: Way, sink: PathLike | Sink, how: FoldSettings) -> DeltaStats:
+    base = way.base
+    fetched = fetch_deltas(
+        board, way.hops, base.result_state, spool=how.scratch, progress=how.progress
+    )
     try:
         with contextlib.ExitStack() as stack:
-            tensors: Any = weights
+            weights: Any = how.weights
             if weights is None or callable(weights):
-                tensors = None
-                if any(_is_relative(delta) for delta in fetched):
-                    tensors = (
-                        weights()
-                        if callable(weights)
-                        else stack.enter_context(
-                            _pulled(board, way.base, threads, scratch, progress)
-                        )
-                    )
+                relative = any(_is_relative(delta) for delta in fetched)
+                if relative and weights is None:
+                    weights = stack.enter_context(_pulled(board, base, how))
+                else:
+                    weights = weights() if relative else None
             stack.enter_context(_blamed(board, way, fetched))
             return compose(
                 [delta.path for delta in fetched],
                 sink,
-                base=tensors,
-                profile=profile,
-                threads=threads,
-                progress=progress,
+                base=weights,
+                profile=how.profile,
+                threads=how.threads,
+                progress=how.progress,
             )
     finally:
         for delta in fetched:
@@ -249,21 +231,15 @@ def _is_relative(delta: FetchedDelta) -> bool:
 
 
 @contextlib.contextmanager
-def _pulled(
-    board: Board,
-    base: Manifest,
-    threads: int | None,
-    scratch: PathLike | None,
-    progress: Progress | None,
-) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="deltawire-", dir=scratch) as directory:
+def _pulled(board: Board, base: Manifest, how: FoldSettings) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="deltawire-", dir=how.scratch) as directory:
         path = Path(directory) / "checkpoint"
-        pull(board, path, version=base.version, threads=threads, progress=progress)
+        pull(board, path, version=base.version, threads=how.threads, progress=how.progress)
         yield path
 
 
 @contextlib.contextmanager
-def _blamed(board: Board, way: _Way, fetched: Sequence[FetchedDelta]) -> Iterator[None]:
+def _blamed(board: Board, way: Way, fetched: Sequence[FetchedDelta]) -> Iterator[None]:
     """Errors name the board, where they would name a file without a name."""
     try:
         yield

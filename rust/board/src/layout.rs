@@ -59,16 +59,10 @@ pub fn skip_record(version: u64, base: u64) -> String {
     format!("{OBJECTS}/{version}/from-{base}.json")
 }
 
-/// `objects/<version>/from-<base>-<write id>.dw`: a delta over several versions.
+/// `objects/<version>/from-<base>-<write id>.dw` and its `.records`: a delta over several versions.
 #[must_use]
-pub fn skip_object(version: u64, base: u64, write_id: WriteId) -> String {
-    format!("{OBJECTS}/{version}/from-{base}-{write_id}.dw")
-}
-
-/// `objects/<version>/from-<base>-<write id>.records`: hashes of its records.
-#[must_use]
-pub fn skip_records(version: u64, base: u64, write_id: WriteId) -> String {
-    format!("{OBJECTS}/{version}/from-{base}-{write_id}.records")
+pub fn skip_upload(version: u64, base: u64, write_id: WriteId) -> [String; 2] {
+    with_records(&format!("{OBJECTS}/{version}/from-{base}-{write_id}"))
 }
 
 /// The base of a skip record's file name, if it is one.
@@ -88,7 +82,10 @@ pub fn part_prefix(version: u64, part: u32, write_id: WriteId) -> String {
 /// `objects/<version>/<part>-<write id>-<upload>.dw` and its `.records`: one upload of one of several parts.
 #[must_use]
 pub fn part_upload(version: u64, part: u32, write_id: WriteId, upload: WriteId) -> [String; 2] {
-    let stem = format!("{}{upload}", part_prefix(version, part, write_id));
+    with_records(&format!("{}{upload}", part_prefix(version, part, write_id)))
+}
+
+fn with_records(stem: &str) -> [String; 2] {
     [format!("{stem}.dw"), format!("{stem}.records")]
 }
 

@@ -66,25 +66,12 @@ impl SkipRecord {
         Ok(record)
     }
 
-    /// Reads the record of the delta from `base` to `version`, if there is one, and gives its checked
-    /// bytes.
+    /// Reads the records of pairs of version and base, several at a time: the checked bytes of each, or
+    /// `None` where there is none.
     ///
     /// # Errors
-    /// As [`SkipRecord::parse`], and [`ErrorKind::Store`].
-    pub fn read_bytes(store: &Store, version: u64, base: u64) -> Result<Option<Vec<u8>>> {
-        let path = layout::skip_record(version, base);
-        let Some(bytes) = store.read(&path, MAX_RECORD)? else {
-            return Ok(None);
-        };
-        Self::parse(&bytes, version, base).map_err(|error| error.at(&path).version(version))?;
-        Ok(Some(bytes))
-    }
-
-    /// As [`SkipRecord::read_bytes`] for many pairs of version and base, several at a time.
-    ///
-    /// # Errors
-    /// As [`SkipRecord::read_bytes`], for the first pair that fails.
-    pub fn read_many(store: &Store, pairs: &[(u64, u64)]) -> Result<Vec<Option<Vec<u8>>>> {
+    /// As [`SkipRecord::parse`], for the first pair that fails, and [`ErrorKind::Store`].
+    pub fn read(store: &Store, pairs: &[(u64, u64)]) -> Result<Vec<Option<Vec<u8>>>> {
         let read = |&(version, base): &(u64, u64)| async move {
             let path = layout::skip_record(version, base);
             let bytes = store.read_soon(&path, MAX_RECORD).await;

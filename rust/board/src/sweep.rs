@@ -125,21 +125,19 @@ impl Sweep<'_> {
         objects: &[Dated],
         listed: &mut BTreeSet<String>,
     ) -> Result<bool> {
-        for object in objects {
-            let name = object.path.rsplit('/').next().unwrap_or_default();
-            let Some(base) = layout::parse_skip_name(name) else {
-                continue;
-            };
-            match SkipRecord::read_bytes(self.store, version, base) {
-                Ok(None) => {}
-                Ok(Some(bytes)) => {
-                    let record = SkipRecord::parse(&bytes, version, base)?;
-                    listed.extend(objects_of(&record.objects).map(|item| item.path.clone()));
-                    listed.insert(object.path.clone());
-                }
-                Err(error) if error.kind == ErrorKind::Store => return Err(error),
-                Err(_) => return Ok(false),
-            }
+        let names = objects.iter().filter_map(|o| o.path.rsplit('/').next());
+        let bases = names.filter_map(layout::parse_skip_name);
+        let pairs: Vec<(u64, u64)> = bases.map(|base| (version, base)).collect();
+        let found = match SkipRecord::read(self.store, &pairs) {
+            Ok(found) => found,
+            Err(error) if error.kind == ErrorKind::Store => return Err(error),
+            Err(_) => return Ok(false),
+        };
+        for (&(_, base), bytes) in pairs.iter().zip(found) {
+            let Some(bytes) = bytes else { continue };
+            let record = SkipRecord::parse(&bytes, version, base)?;
+            listed.extend(objects_of(&record.objects).map(|item| item.path.clone()));
+            listed.insert(layout::skip_record(version, base));
         }
         Ok(true)
     }

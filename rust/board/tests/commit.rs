@@ -279,11 +279,13 @@ fn a_skip_record_is_committed_once_and_checked() {
         time_ms: 0,
         signature: None,
     };
-    assert_eq!(SkipRecord::read_bytes(&store, 3, 1).unwrap(), None);
+    let read = |pairs: &[(u64, u64)]| SkipRecord::read(&store, pairs).unwrap();
+    assert_eq!(read(&[(3, 1)]), [None]);
     record.commit(&store, None).unwrap();
-    let bytes = SkipRecord::read_bytes(&store, 3, 1).unwrap().unwrap();
+    let found = read(&[(3, 0), (3, 1), (2, 0)]);
+    assert!(found[0].is_none() && found[2].is_none());
+    let bytes = found[1].clone().unwrap();
     assert_eq!(SkipRecord::parse(&bytes, 3, 1).unwrap(), record);
-    assert_eq!(SkipRecord::read_bytes(&store, 3, 0).unwrap(), None);
     let again = SkipRecord {
         write_id: Hex([2; 16]),
         ..record.clone()
@@ -324,9 +326,10 @@ fn names_of_skip_records() {
     assert_eq!(parse("from-3.json"), Some(3));
     assert_eq!(parse("from-0.json"), Some(0));
     let write_id = Hex([1; 16]);
-    let object = layout::skip_object(9, 3, write_id);
+    let [object, hashes] = layout::skip_upload(9, 3, write_id);
     for other in [
         object.rsplit('/').next().unwrap(),
+        hashes.rsplit('/').next().unwrap(),
         "from-.json",
         "from-03.json",
         "from-+3.json",

@@ -361,31 +361,18 @@ impl BoardStore {
         version: u64,
         base: u64,
         write_id: &str,
-    ) -> PyResult<(String, String)> {
+    ) -> PyResult<[String; 2]> {
         let write_id = WriteId::parse(write_id).map_err(|error| to_python(py, "", error))?;
-        Ok((
-            layout::skip_object(version, base, write_id),
-            layout::skip_records(version, base, write_id),
-        ))
+        Ok(layout::skip_upload(version, base, write_id))
     }
 
-    fn skip_record<'py>(
-        &self,
-        py: Python<'py>,
-        version: u64,
-        base: u64,
-    ) -> PyResult<Option<Record<'py>>> {
-        let found = self.run(py, |store| SkipRecord::read_bytes(store, version, base))?;
-        Ok(found.map(|bytes| (PyBytes::new(py, &bytes), Blake3::of(&bytes).to_string())))
-    }
-
-    /// As `skip_record` for pairs of version and base.
+    /// Bytes and digest of the skip records of pairs of version and base, where there are such.
     fn skip_records<'py>(
         &self,
         py: Python<'py>,
         pairs: Vec<(u64, u64)>,
     ) -> PyResult<Vec<Option<Record<'py>>>> {
-        let found = self.run(py, |store| SkipRecord::read_many(store, &pairs))?;
+        let found = self.run(py, |store| SkipRecord::read(store, &pairs))?;
         Ok(found
             .into_iter()
             .map(|bytes| {
