@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from deltawire import TensorView
+    from cli_runs import Cli
+    from deltawire import Board, TensorView
     from store_servers import S3
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,3 +104,35 @@ def s3() -> Iterator[S3]:
 
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command line, in this process."""
+    from cli_runs import Cli
+
+    return Cli(capsys)
+
+
+@pytest.fixture(params=["path", "memory", "s3"])
+def board(request: pytest.FixtureRequest, tmp_path: Path) -> Board:
+    """An empty board on each kind of store."""
+    from board_runs import fresh_memory
+    from deltawire import Board
+
+    if request.param == "s3":
+        server: S3 = request.getfixturevalue("s3")
+        return server.board()
+    url = fresh_memory() if request.param == "memory" else str(tmp_path / "board")
+    return Board(url, create=True)
+
+
+@pytest.fixture(params=["path", "s3"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Board, str]:
+    """An empty board that other processes can open, and its store's endpoint, if it has one."""
+    from deltawire import Board
+
+    if request.param == "s3":
+        server: S3 = request.getfixturevalue("s3")
+        return server.board(), server.endpoint
+    return Board(tmp_path / "board", create=True), ""

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 import deltawire as dw
+from board_runs import fresh_memory, stored
 
 Arrays = dict[str, npt.NDArray[Any]]
 Held = dict[str, Any]
@@ -146,3 +148,22 @@ def publish_together(
         parts = [upload(board, pending.ticket, layout, rank) for rank in range(ranks)]
         # In no order.
         return pending.commit(parts[::-1])
+
+
+@pytest.fixture
+def memory() -> dw.Board:
+    """A board in memory with an anchor."""
+    board = dw.Board(fresh_memory(), create=True)
+    start(board)
+    return board
+
+
+def start(board: dw.Board, **settings: Any) -> None:
+    """Publish the anchor of version 0."""
+    with board.publisher(run="test", **settings) as publisher:
+        publisher.publish_anchor(0, model(0))
+
+
+def objects(board: dw.Board, version: int) -> list[str]:
+    """Paths of the objects of a version."""
+    return [path for path in stored(board) if path.startswith(f"objects/{version}/")]

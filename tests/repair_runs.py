@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import deltawire as dw
-from board_runs import fresh_memory
+from board_runs import copied, fresh_memory
 from deltawire.board import anchor as anchors
 from deltawire.board import attempt as attempts
 from kept import Kept, LocalKept, S3Kept
@@ -135,3 +135,44 @@ def counted(board: dw.Board) -> tuple[dw.Board, Counted]:
     store = Counted(board.store)
     board._store = store  # type: ignore[assignment]
     return board, store
+
+
+DENSE = sum(array.nbytes for array in words().values())
+
+
+@pytest.fixture(params=["memory", "path", "s3"])
+def both(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> tuple[dw.Board, Kept | None]:
+    """A board with versions 0, an anchor, to 4, and what holds it."""
+    board, kept = made(request.param, tmp_path, s3)
+    fill(board, 4)
+    return board, kept
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> tuple[dw.Board, Path]:
+    """As ``both``, in a directory."""
+    board = dw.Board(tmp_path / "board", create=True)
+    fill(board, 4)
+    return board, tmp_path / "board"
+
+
+def harm(target: Words) -> int:
+    """Alter elements of four tiles; the number of tiles."""
+    target["q_proj.weight"][3, 5] ^= 1
+    target["q_proj.weight"][700:702, 100:200] = 0
+    target["down_proj.weight"][40, 1000] += 7
+    target["down_proj.weight"][41, 130] ^= 0x8000
+    return 4
+
+
+def refused(
+    board: dw.Board, target: Words, error: type[dw.DeltawireError], match: str, **settings: Any
+) -> dw.DeltawireError:
+    """A follower at version 2 fails, and its target is as before."""
+    before = copied(target)
+    follower = board.follower(target, version=2, **settings)
+    with pytest.raises(error, match=match) as caught:
+        follower.advance()
+    assert equal(target, before)
+    assert follower.version == 2
+    return caught.value

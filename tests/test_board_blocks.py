@@ -16,6 +16,7 @@ from deltawire.board.blocks import PIECE_BYTES, BlockFile, Wanted, pieces
 from kept import Kept, flipped, reopened
 from repair_runs import (
     BLOCK,
+    DENSE,
     counted,
     equal,
     fill,
@@ -27,8 +28,6 @@ from repair_runs import (
 from store_servers import S3
 
 __all__ = ["small_blocks"]
-
-DENSE = sum(array.nbytes for array in words().values())
 
 
 @pytest.fixture(params=["memory", "path", "s3"])

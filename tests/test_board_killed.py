@@ -21,19 +21,11 @@ import deltawire as dw
 from board_runs import holds, model, publish, same, stored, zeros
 from kept import reopened
 from kill_server import kill_server
-from store_servers import S3
 
 
-@pytest.mark.parametrize("kind", ["path", "s3"])
-def test_a_publisher_killed_at_random_moments(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    endpoint = ""
-    if kind == "path":
-        board, kills = dw.Board(tmp_path / "board", create=True), 150
-    else:
-        s3: S3 = request.getfixturevalue("s3")
-        board, kills, endpoint = s3.board(), 50, s3.endpoint
+def test_a_publisher_killed_at_random_moments(shared: tuple[dw.Board, str]) -> None:
+    board, endpoint = shared
+    kills = 50 if endpoint else 150
     publish(board, 0)
     served = zeros(model())
     follower = reopened(board).follower(served)
@@ -41,7 +33,7 @@ def test_a_publisher_killed_at_random_moments(
     with kill_server(seed=7) as server:
         # On until enough was published, however slow the machine.
         while server.kills < kills or (head <= kills // 10 and server.kills < 10 * kills):
-            server.kill_one("publish", board.url, endpoint, most=0.1 if kind == "path" else 0.2)
+            server.kill_one("publish", board.url, endpoint, most=0.2 if endpoint else 0.1)
             # A reader of before and a new one see the same versions, with the right bits.
             board = reopened(board)
             head = board.head()
@@ -66,17 +58,10 @@ def test_a_publisher_killed_at_random_moments(
     assert listed <= set(stored(board))
 
 
-@pytest.mark.parametrize("kind", ["path", "s3"])
-def test_a_pull_killed_at_random_moments(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_pull_killed_at_random_moments(tmp_path: Path, shared: tuple[dw.Board, str]) -> None:
     """A directory of one version, or one that says that it is torn, or none; and it is repaired."""
-    endpoint = ""
-    if kind == "path":
-        board, kills = dw.Board(tmp_path / "board", create=True), 150
-    else:
-        s3: S3 = request.getfixturevalue("s3")
-        board, kills, endpoint = s3.board(), 50, s3.endpoint
+    board, endpoint = shared
+    kills = 50 if endpoint else 150
     publish(board, 5)
     with board.publisher() as publisher:
         publisher.publish_anchor(3, model(3))
@@ -161,7 +146,7 @@ def test_skip_records_killed_at_random_moments(tmp_path: Path) -> None:
                 (base, version)
                 for base in range(11)
                 for version in range(base + 2, 13)
-                if board.store.skip_record(version, base) is not None
+                if board.records.has_skip(base, version)
             ]
     assert len(added) > 5
     before = len(stored(board))

@@ -14,7 +14,6 @@ from deltawire.testing import FaultPlan
 from kept import reopened
 from kill_server import kill_server
 from part_runs import LAYOUTS, TILING, held, model, publish_together, same_part, upload
-from store_servers import S3
 
 
 def check(board: dw.Board, head: int) -> None:
@@ -122,17 +121,10 @@ def test_readers_with_one_fault_at_every_operation(fault: str) -> None:
     assert hit >= 4
 
 
-@pytest.mark.parametrize("kind", ["path", "s3"])
-def test_killed_at_random_moments(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_killed_at_random_moments(shared: tuple[dw.Board, str]) -> None:
     """All ranks and the publisher of a version at once, between any two instructions."""
-    endpoint = ""
-    if kind == "path":
-        board, kills = dw.Board(tmp_path / "board", create=True), 60
-    else:
-        s3: S3 = request.getfixturevalue("s3")
-        board, kills, endpoint = s3.board(), 15, s3.endpoint
+    board, endpoint = shared
+    kills = 15 if endpoint else 60
     with board.publisher(run="test") as publisher:
         publisher.publish_anchor(0, model(0))
     served = zeros(model())

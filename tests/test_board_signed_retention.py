@@ -21,11 +21,6 @@ from store_servers import KEY, S3, SECRET, Web, quick_options
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def trust() -> dw.Trust:
     return dw.Trust([trainer().public])
 

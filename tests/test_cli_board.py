@@ -14,11 +14,6 @@ from deltawire.checkpoint import write_safetensors
 from store_servers import KEY, S3, SECRET
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 class Run:
     """Consecutive checkpoints of a training run, made when they are asked for."""
 

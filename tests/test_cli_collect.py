@@ -16,11 +16,6 @@ from deltawire.cli import arguments, text
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Versions 0 to 9; anchors at 0, 4 and 8."""
     board = dw.Board(tmp_path / "board", create=True)

@@ -17,11 +17,6 @@ from deltawire.checkpoint import Checkpoint, write_safetensors
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def steps(tmp_path: Path) -> Steps:
     return write_steps(tmp_path)
 

@@ -26,11 +26,6 @@ SHARD = "model-00002-of-00002.safetensors"
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def steps(cli: Cli, tmp_path: Path) -> Steps:
     """Two checkpoints and ``step.dw`` between them."""
     steps = write_steps(tmp_path)

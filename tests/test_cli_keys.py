@@ -17,11 +17,6 @@ from signed_runs import unsigned
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def signed(cli: Cli, tmp_path: Path) -> Path:
     """A directory with a key, checkpoints 0 to 3, and a signed board of 0 to 2."""
     cli("keygen", "trainer", "-o", tmp_path)
