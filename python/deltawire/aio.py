@@ -334,6 +334,11 @@ class AsyncPending:
         """As ``PendingVersion.abandon``."""
         await self._worker.run(lambda publisher, stop: self._pending.abandon())
 
+    async def close(self) -> None:
+        """As ``PendingVersion.close``: as :meth:`abandon`, which does nothing after a commit."""
+        if self._pending.open:
+            await self.abandon()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -343,8 +348,7 @@ class AsyncPending:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._pending.open:
-            await self.abandon()
+        await self.close()
 
 
 class AsyncFollower(Opened):
