@@ -8,13 +8,14 @@
 - ``stage``: check and prove first, commit in O(changes) later
 - ``state_digest``: the additive digest that proves which bits a model holds
 - ``Board``: publish immutable versions, follow them, pull checkpoints
+- ``detect``: what a training step changed, without a copy of what receivers hold
 - ``SigningKey``, ``PublicKey``, ``Trust``: sign versions, refuse those that no trusted key signed
 
 torch is optional: tensors may be torch CPU tensors, numpy arrays or ``TensorView``, or a ``Shard``
 of one.
 """
 
-from . import _native, checkpoint, digest, errors, tensors
+from . import _native, checkpoint, detect, digest, errors, tensors
 from .apply import Staged, apply, stage
 from .board import (
     AdvanceStats,
@@ -131,6 +132,7 @@ __all__ = [
     "apply",
     "checkpoint",
     "compose",
+    "detect",
     "diff",
     "digest",
     "errors",

@@ -16,6 +16,7 @@ __all__ = [
     "Chunk",
     "Delta",
     "FaultPlan",
+    "Findings",
     "Keyring",
     "Plan",
     "PushReader",
@@ -28,13 +29,14 @@ __all__ = [
     "board_leases",
     "check_public_key",
     "compose",
-    "default_tile",
+    "differing",
     "join",
     "load_keyring",
     "record_signer",
     "remove_lease",
     "save_public_key",
     "tensor_digests",
+    "tile_shape",
     "write_lease",
 ]
 
@@ -77,6 +79,10 @@ class Writer:
         values: _Bytes,
         base: _Matrix | None = None,
     ) -> None: ...
+    def begin(self, tensor: int, findings: Findings) -> None: ...
+    def add_after(
+        self, tensor: int, findings: Findings, items: list[tuple[int, _Matrix, bytes]]
+    ) -> list[tuple[str, bytes]]: ...
     def partition(
         self, tensor: int, tile: int, base: _Matrix, new: _Matrix
     ) -> tuple[_Parts | None, int]: ...
@@ -90,6 +96,30 @@ class Writer:
     ) -> None: ...
     def finish(self) -> tuple[int, int, int, bytes | None, bytes | None, bytes]: ...
     def abandon(self) -> None: ...
+
+@final
+class Findings:
+    def __new__(
+        cls,
+        name: str,
+        dtype: str,
+        shape: list[int],
+        tile: tuple[int, int],
+        place: tuple[int, int, int, int],
+        positions: npt.NDArray[np.int64],
+        sure: bytes,
+        old: bytes,
+        other: bytes,
+        blind: bool = False,
+    ) -> Findings: ...
+    def start(self) -> bytes: ...
+    def tiles(self) -> list[tuple[int, int, int, int, int, int]]: ...
+    def digests(
+        self, items: list[tuple[int, _Matrix]], threads: int | None = None
+    ) -> list[bytes]: ...
+    def rewind(
+        self, items: list[tuple[int, _Matrix, bytes]], threads: int | None = None
+    ) -> list[tuple[str, bytes, bytes, bytes, bytes]]: ...
 
 @final
 class Plan:
@@ -186,7 +216,14 @@ def tensor_digests(
     threads: int | None = None,
     progress: _Progress | None = None,
 ) -> list[bytes]: ...
-def default_tile(name: str, dtype: str, shape: list[int]) -> list[int]: ...
+def differing(before: _Matrix, after: _Matrix, width: int) -> bytes: ...
+def tile_shape(
+    name: str,
+    dtype: str,
+    shape: list[int],
+    tiling: tuple[int, int, int],
+    steps: tuple[int | None, int | None],
+) -> list[int] | None: ...
 
 @final
 class SigningKey:

@@ -267,6 +267,11 @@ class AsyncPublisher(Opened):
         """As ``Publisher.epoch``; None before it is opened."""
         return None if self._worker.made is None else self._worker.made.epoch
 
+    @property
+    def closed(self) -> bool:
+        """As ``Publisher.closed``."""
+        return self._worker.made is not None and self._worker.made.closed
+
     async def publish(
         self, version: int | None = None, *, progress: Progress | None = None, **settings: Any
     ) -> PublishStats:

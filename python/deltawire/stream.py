@@ -14,7 +14,7 @@ from . import _native
 from .errors import LayoutMismatch
 from .partition import Partition, from_parts, to_parts
 from .sources import PathLike, Sink, opened_sink, opened_tensors
-from .tensors import ITEMSIZE, TensorView, as_view, as_views, matrix_shape
+from .tensors import ITEMSIZE, NativeMatrix, TensorView, as_view, as_views, matrix_shape
 from .types import Changes, DeltaStats, Profile, Tiling
 
 Progress = Callable[[int], object]
@@ -131,6 +131,7 @@ class StreamWriter:
         tensors: the tensor table: names to tensors, or to ``(dtype, shape)`` with safetensors dtype
             names.
         base_version, version, run, profile, threads, meta, tiling: as for ``diff``.
+        tiles: rows and columns of the tiles of some tensors, where ``tiling`` is not to choose.
         base_state: state digest of the base, 16 bytes, where known; written into the header and
             checked at the end, by its first lane: comparing tensors then takes less time.
 
@@ -152,6 +153,7 @@ class StreamWriter:
         threads: int | None = None,
         meta: Mapping[str, str] | None = None,
         tiling: Tiling | None = None,
+        tiles: Mapping[str, tuple[int, int]] | None = None,
         base_state: bytes | None = None,
     ) -> None:
         self._table: dict[str, tuple[int, str, tuple[int, ...]]] = {}
@@ -170,7 +172,7 @@ class StreamWriter:
             self._native = _native.Writer(
                 out,
                 [
-                    (name, dtype, list(shape), None)
+                    (name, dtype, list(shape), (tiles or {}).get(name))
                     for name, (_, dtype, shape) in self._table.items()
                 ],
                 run=run,
@@ -276,6 +278,19 @@ class StreamWriter:
         itemsize = ITEMSIZE[self._table[name][1]]
         items = [(p.tile, to_parts(p, itemsize, name), p.result) for p in partitions]
         self._native.add_partitions(index, base_digest, digest, items)
+
+    def begin_detected(self, name: str, findings: _native.Findings) -> int:
+        """Begin a tensor of which a detector has told the changes; see ``deltawire.detect``."""
+        index = self._entry(name)
+        self._native.begin(index, findings)
+        return index
+
+    def add_detected(
+        self, index: int, findings: _native.Findings, tiles: list[tuple[int, NativeMatrix, bytes]]
+    ) -> list[tuple[str, bytes]]:
+        """The next tiles of it, with the digests of their pieces before: how each was proven, and
+        the digests after."""
+        return self._native.add_after(index, findings, tiles)
 
     def __enter__(self) -> Self:
         return self

@@ -87,10 +87,14 @@ class Changes:
     Attributes:
         positions: int64, strictly ascending, flat (row-major) in the tensor.
         values: as many new elements, of the tensor's dtype or as raw bytes of it.
+        certified: bool, whether the elements before are known and proven; None: not said.
+        old: as many elements before; where they are not certified, the new ones. None: not known.
     """
 
     positions: npt.NDArray[np.int64]
     values: Any
+    certified: npt.NDArray[np.bool_] | None = None
+    old: Any = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class PublishStats(Sized):
         publish_seconds: after that, until the version was committed.
         result_state: 16 bytes, the state of the version.
         anchor: whether an anchor was published.
+        resent: elements of tiles that were sent whole since a detector's changes did not prove
+            right.
     """
 
     version: int
@@ -41,6 +43,7 @@ class PublishStats(Sized):
     publish_seconds: float
     result_state: State
     anchor: bool = False
+    resent: int = 0
 
 
 @dataclass

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from .. import _native
 from ..errors import WrongVersion
@@ -15,6 +15,7 @@ from ..sources import PathLike, Sink
 from ..testing import FaultPlan
 from ..types import DeltaStats, Profile
 from .background import AnchorSettings, SkipSettings
+from .changes import State
 from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
 from .fetch import check_file
 from .follower import Follower
@@ -32,6 +33,9 @@ from .transfer import Progress, of_version
 from .trust import PublicKey, SigningKey, Trust
 from .vouching import judging
 from .watch import OnStale
+
+if TYPE_CHECKING:
+    from ..detect import Detector
 
 #: While waiting for a version, how often the head is looked for in case it was passed by.
 _POLLS_PER_HEAD = 32
@@ -392,8 +396,9 @@ class Board:
         ticket: PublishTicket,
         rank: int,
         *,
-        base: str | os.PathLike[str] | Mapping[str, Any],
-        new: str | os.PathLike[str] | Mapping[str, Any],
+        base: State | None = None,
+        new: State | None = None,
+        detector: Detector | None = None,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> UploadedPart:
@@ -409,6 +414,8 @@ class Board:
             base: the head's bits of what this rank publishes: a path, or name -> tensor or
                 ``Shard``. Every element of the model is published by exactly one rank.
             new: the same, changed.
+            detector: instead of both: what this rank's detector found since the head. It goes on
+                from this version once told so: :meth:`deltawire.detect.Detector.settle`.
             threads: by default all cores.
             progress: called with the number of dense bytes just done.
 
@@ -419,7 +426,14 @@ class Board:
             StoreError: the store failed.
         """
         return upload_part(
-            self, ticket, rank, base=base, new=new, threads=threads, progress=progress
+            self,
+            ticket,
+            rank,
+            base=base,
+            new=new,
+            detector=detector,
+            threads=threads,
+            progress=progress,
         )
 
     def introduce_key(self, new: PublicKey, *, by: SigningKey, first: int | None = None) -> int:

@@ -5,7 +5,6 @@ The first one has begun the version (:mod:`deltawire.board.pending`) and given a
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,15 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import LayoutMismatch, VersionConflict, WrongBase, WrongVersion
-from ..sources import opened_tensors
-from ..stream import diff
-from ..tensors import as_views
 from ..types import Profile, Record, Tiling
 from .attempt import attempted, uploaded_delta
+from .changes import State as Tensors
+from .changes import source_of
 from .manifest import ObjectRef, PartRef, State
 from .transfer import Progress
 
 if TYPE_CHECKING:
+    from ..detect import Detector
     from .board import Board
 
 #: Most parts of a version.
@@ -151,27 +150,26 @@ def upload_part(
     ticket: PublishTicket,
     rank: int,
     *,
-    base: str | os.PathLike[str] | Mapping[str, Any],
-    new: str | os.PathLike[str] | Mapping[str, Any],
+    base: Tensors | None = None,
+    new: Tensors | None = None,
+    detector: Detector | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> UploadedPart:
     """Upload one rank's part of a version; see :meth:`deltawire.Board.upload_part`."""
     if not 0 <= rank < ticket.parts:
         raise ValueError(f"rank {rank} of a version with {ticket.parts} parts")
+    source = source_of(base, new, detector)
     _check_open(board, ticket)
     _check_base(board, ticket)
     started = time.perf_counter()
     store = board.store
     # A name that nobody has: a rank that is asked again does not touch what it uploaded before.
     path, records = store.part_paths(ticket.version, rank, ticket.write_id, secrets.token_hex(16))
-    with attempted(store, ticket.version) as attempt, opened_tensors(new) as tensors:
-        views = as_views(tensors)
+    with attempted(store, ticket.version) as attempt:
         upload = store.upload(path)
         attempt.opened(upload, path)
-        stats = diff(
-            base,
-            views,
+        stats = source.write(
             upload,
             base_version=ticket.base_version,
             version=ticket.version,
@@ -180,6 +178,7 @@ def upload_part(
             tiling=ticket.tiling,
             threads=threads,
             meta=ticket.meta,
+            base_state=None,
             progress=progress,
         )
         if stats.base_state is None or stats.result_state is None:
@@ -196,8 +195,8 @@ def upload_part(
         part.blake3,
         part.records,
         stats.changed,
-        sum(view.data.size // view.itemsize for view in views.values()),
-        sum(view.data.size for view in views.values()),
+        source.elements,
+        source.dense_bytes,
         stats.base_state,
         stats.result_state,
         time.perf_counter() - started,

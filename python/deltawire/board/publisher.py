@@ -17,11 +17,11 @@ from ..errors import (
     VersionConflict,
     WrongBase,
 )
-from ..stream import diff
 from ..types import Profile, Tiling
 from .anchor import Source
 from .attempt import Attempt, PublishStats, attempted, uploaded_delta
 from .background import AnchorSettings, BackgroundAnchors, BackgroundSkips, SkipSettings
+from .changes import State, source_of
 from .manifest import (
     AnchorFiles,
     AnchorRecord,
@@ -38,6 +38,7 @@ from .vouching import check_uploaded, judging, last_anchor
 from .worker import Worker
 
 if TYPE_CHECKING:
+    from ..detect import Detector
     from .board import Board
 
 #: Tensor bytes in one file of an anchor that is made from tensors.
@@ -83,6 +84,11 @@ class Publisher:
         """This publisher's epoch."""
         return self._epoch
 
+    @property
+    def closed(self) -> bool:
+        """Whether it refuses to publish any more."""
+        return self._closed
+
     def __enter__(self) -> Self:
         return self
 
@@ -123,15 +129,16 @@ class Publisher:
         self,
         version: int | None = None,
         *,
-        base: str | os.PathLike[str] | Mapping[str, Any],
-        new: str | os.PathLike[str] | Mapping[str, Any],
+        base: State | None = None,
+        new: State | None = None,
+        detector: Detector | None = None,
         profile: Profile = "compact",
         tiling: Tiling | None = None,
         meta: Mapping[str, str] | None = None,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> PublishStats:
-        """Publish the delta from ``base`` to ``new`` as the next version.
+        """Publish the delta from ``base`` to ``new``, or what a detector found, as the next one.
 
         On any error no version was committed, what was uploaded is removed as far as the store
         allows, and the head is as before.
@@ -140,6 +147,7 @@ class Publisher:
             version: must be the head's plus one; None: that.
             base: the head's bits: a path, an open ``Checkpoint``, or name -> tensor.
             new: the same tensors, changed.
+            detector: instead of both: what it found since the head (:mod:`deltawire.detect`).
             profile: ``compact``, ``fast`` or ``overwrite``.
             tiling: how tensors are cut; followers' shards end where tiles do.
             meta: free text, kept in the manifest and in the delta.
@@ -148,13 +156,14 @@ class Publisher:
 
         Raises:
             WrongVersion: ``version`` does not follow the head, or the board is empty.
-            WrongBase: ``base`` does not hold the head's bits.
+            WrongBase: ``base``, or the detector's base, does not hold the head's bits.
             VersionConflict: another publisher was opened, or committed this version first.
             LayoutMismatch: names, shapes or dtypes disagree.
             StoreError: the store failed.
             DeltawireError: work in the background failed since the last call, which is told
                 once and before anything is done.
         """
+        source = source_of(base, new, detector)
         head, version = self._following(version)
         with attempted(self._store, version) as attempt:
             path = self._store.object_path(version, 0, attempt.write_id)
@@ -162,9 +171,7 @@ class Publisher:
             attempt.opened(upload, path)
             started = time.perf_counter()
             try:
-                stats = diff(
-                    base,
-                    new,
+                stats = source.write(
                     upload,
                     base_version=head.version,
                     version=version,
@@ -177,6 +184,8 @@ class Publisher:
                     progress=progress,
                 )
             except WrongBase as error:
+                if detector is not None:
+                    raise
                 raise WrongBase(
                     f"the base does not have the head's state {head.result_state.hex()}; pull the "
                     "head and publish against it",
@@ -202,6 +211,7 @@ class Publisher:
                     meta=meta,
                 ),
             )
+        source.published()
         return PublishStats(
             version,
             delta.bytes,
@@ -211,6 +221,7 @@ class Publisher:
             encoded - started,
             time.perf_counter() - encoded,
             stats.result_state,
+            resent=source.resent,
         )
 
     def begin(

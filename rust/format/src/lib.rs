@@ -9,6 +9,8 @@
 //! - [`writer`]: front to back, tiles in parallel
 //! - [`reader`] by range and [`push`] front to back: whole and checked chunks
 //! - [`state`]: digests of whole tensors
+//! - [`rewind`]: from the elements after a step back to those before, proven by digests, and [`detected`]:
+//!   writing what changed
 //! - [`apply`]: what a delta would do to a target, and doing it
 //! - [`damage`]: tiles of a target that a delta fits neither before nor after
 //! - [`compose`]: several deltas folded into one
@@ -27,6 +29,7 @@ pub mod codec;
 mod columns;
 pub mod compose;
 pub mod damage;
+pub mod detected;
 pub mod dtype;
 pub mod encode;
 pub mod error;
@@ -39,7 +42,9 @@ mod permits;
 mod prepared;
 pub mod push;
 pub mod reader;
+pub mod rewind;
 mod scratch;
+mod settle;
 mod shard;
 pub mod state;
 pub mod table;

@@ -3,7 +3,7 @@
 //! A shard is a box of the tensor's matrix that cuts no tile. Everything about it is in the whole tensor's
 //! coordinates, so its chunks are those of the whole, and its digests add up with those of other shards.
 
-use deltawire_kernels::{Digest, Matrix};
+use deltawire_kernels::{Block, Digest, Matrix};
 
 use crate::error::{Error, Kind, Result};
 use crate::table::Tensor;
@@ -87,7 +87,11 @@ pub(crate) fn is_whole(matrix: &Matrix<'_>) -> bool {
 /// What the digest of a shard begins with: the tensor's start value where its first element is there, so that
 /// the digests of all shards add up to the tensor's.
 pub(crate) fn start_of(entry: &Tensor, matrix: &Matrix<'_>) -> Digest {
-    let held = matrix.held();
+    start_within(entry, &matrix.held())
+}
+
+/// As [`start_of`], of a box.
+pub(crate) fn start_within(entry: &Tensor, held: &Block) -> Digest {
     let first = held.row == 0 && held.byte == 0 && (!held.is_empty() || entry.elements() == 0);
     if first {
         entry.start()

@@ -62,7 +62,7 @@ impl TileBox {
 }
 
 /// Rows and columns of the matrix that stands for a shape; `None` on overflow of 63 bits.
-pub(crate) fn matrix(shape: &[u64], width: u8) -> Option<(u64, u64)> {
+pub fn matrix(shape: &[u64], width: u8) -> Option<(u64, u64)> {
     let (rows, cols) = match shape {
         [] => (1, 1),
         [length] => (*length, 1),
@@ -183,6 +183,16 @@ impl Tensor {
             return 0;
         }
         (self.rows.div_ceil(self.tile[0]) * self.cols.div_ceil(self.tile[1])) as u32
+    }
+
+    /// All of its matrix.
+    pub(crate) fn whole(&self) -> Block {
+        Block {
+            row: 0,
+            rows: self.rows as usize,
+            byte: 0,
+            bytes: self.cols as usize * usize::from(self.width),
+        }
     }
 
     /// Place of a tile, `None` where there is no such tile.

@@ -7,9 +7,11 @@ use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
 use crate::classify::{Changes, Classifier};
 use crate::codec::classes::GROUPED_COLS;
 use crate::codec::{classes, Partition};
+use crate::detected::{After, Told};
 use crate::encode::{self, Profile, TileChanges};
 use crate::error::{Error, Kind, Result};
 use crate::permits::Permits;
+use crate::rewind::{self, Findings};
 use crate::scratch::{Pool, Reusable, KEPT_BYTES};
 use crate::table::Tensor;
 use crate::writer::{Found, Pair, Partitioned};
@@ -270,14 +272,19 @@ fn finish<T: Word>(
 /// A change by tile, element within it, and index among the changes given.
 pub(crate) type TilePick = (u32, u32, usize);
 
-/// Changes in tile order. Flat order is tile order only where tiles span all columns.
-pub(crate) fn order(entry: &Tensor, positions: &[i64]) -> Vec<TilePick> {
+/// Changes in tile order, for positions within a box of the tensor that cuts no tile. Flat order is tile order
+/// only where tiles span all columns of the box.
+pub(crate) fn picks(entry: &Tensor, held: &Block, positions: &[i64]) -> Vec<TilePick> {
+    let width = u64::from(entry.width);
+    let cols = (held.bytes as u64 / width).max(1);
+    let (first_row, first_col) = (held.row as u64, held.byte as u64 / width);
     let across = entry.cols.div_ceil(entry.tile[1].max(1)).max(1);
     let mut picks: Vec<TilePick> = positions
         .iter()
         .enumerate()
         .map(|(i, &position)| {
-            let (row, col) = (position as u64 / entry.cols, position as u64 % entry.cols);
+            let position = position as u64;
+            let (row, col) = (first_row + position / cols, first_col + position % cols);
             let (down, right) = (row / entry.tile[0], col / entry.tile[1]);
             let tile_cols = entry.tile[1].min(entry.cols - right * entry.tile[1]);
             let within = (row % entry.tile[0]) * tile_cols + col % entry.tile[1];
@@ -357,6 +364,81 @@ pub(crate) fn found<T: Word>(
         }
     });
     out
+}
+
+/// Finds the base of a tile again and encodes its changes, or all of it where there is none.
+pub(crate) fn rewound<T: Word>(
+    work: &Work<'_>,
+    findings: &Findings,
+    item: &After<'_>,
+) -> Result<(EncodedTile, Told)> {
+    let entry = findings.tensor();
+    let mut out = EncodedTile::new(item.tensor, item.tile);
+    work.scratch.with(|memory: &mut rewind::Scratch| {
+        let found = findings.rewind::<T>(item.tile, &item.new, item.before, memory)?;
+        let sum = |digests: &[Digest]| digests.iter().fold(Digest::default(), |a, &b| a.plus(b));
+        (out.base, out.result) = (sum(item.before), sum(&found.after));
+        let told = Told {
+            outcome: found.outcome,
+            after: found.after,
+        };
+        let Some(place) = entry.tile_box(item.tile) else {
+            return Ok((out, told));
+        };
+        let block = place.block(entry.width);
+        let _permit = work.permits.enter(if told.outcome.is_whole() {
+            block.len() / T::WIDTH
+        } else {
+            found.positions.len()
+        });
+        work.scratch.with(|scratch: &mut Scratch<T>| {
+            if told.outcome.is_whole() {
+                whole(work.profile, &item.new, entry, &block, scratch, &mut out);
+            } else if !found.positions.is_empty() {
+                scratch.classifier.restart();
+                scratch.positions = found.positions;
+                scratch.old = found.old;
+                scratch.new = found.new;
+                let base = memory.matrix(entry, &block)?;
+                finish(work.profile, &base, entry, scratch, &mut out);
+            }
+            Ok((out, told))
+        })
+    })
+}
+
+/// Encodes all elements of a tile, whatever they were.
+fn whole<T: Word>(
+    profile: Profile,
+    new: &Matrix<'_>,
+    entry: &Tensor,
+    block: &Block,
+    scratch: &mut Scratch<T>,
+    out: &mut EncodedTile,
+) {
+    let elements = (block.len() / T::WIDTH) as u32;
+    let Scratch {
+        positions,
+        new: values,
+        encode: encoder,
+        ..
+    } = scratch;
+    positions.clear();
+    positions.extend(0..elements);
+    values.clear();
+    scan::gather(new, block, positions, values);
+    let changes = TileChanges {
+        tensor: out.tensor,
+        tile: out.tile,
+        elements,
+        order: entry.order(),
+        positions,
+        old: None,
+        new: values,
+        result: Some(out.result.lanes[0]),
+    };
+    out.changed = elements.into();
+    out.record = encode::tile(profile, &changes, None, encoder);
 }
 
 /// Refuses a partition that no tile of the tensor can have.

@@ -36,6 +36,15 @@ const ROW_PARALLEL: [&str; 8] = [
     "linear_fc2.weight",
 ];
 
+/// All divisors of `n` up to `most`.
+fn divisors(n: u64, most: u64) -> impl Iterator<Item = u64> {
+    let small = (1..=1 << 16).take_while(move |d| d * d <= n);
+    small
+        .filter(move |d| n.is_multiple_of(*d))
+        .flat_map(move |d| [d, n / d])
+        .filter(move |&d| d <= most)
+}
+
 /// The largest divisor of `n` that is a multiple of `unit` and at most `most`, if any.
 fn divisor(n: u64, unit: u64, most: u64) -> Option<u64> {
     if !n.is_multiple_of(unit) {
@@ -113,6 +122,43 @@ impl Tiling {
         }
         tile
     }
+
+    /// Tile shape for a tensor of which ranks hold `steps` rows and columns each (but the last ones); `None`: all
+    /// of them. No tile crosses from one rank to the next: the largest that does not, below `max_elements`.
+    /// `None` where columns are cut within 8-byte words.
+    pub fn tile_for_ranks(
+        &self,
+        name: &str,
+        dtype: &str,
+        [rows, cols]: [u64; 2],
+        [row_step, col_step]: [Option<u64>; 2],
+    ) -> Option<[u64; 2]> {
+        let row_step = row_step.filter(|&step| step < rows);
+        let col_step = col_step.filter(|&step| step < cols);
+        if rows == 0 || cols == 0 || (row_step.is_none() && col_step.is_none()) {
+            return Some(self.tile(name, dtype, rows, cols));
+        }
+        let width = u64::from(width_of(dtype).unwrap_or(8));
+        let most = (self.max_elements * 2 / width.max(2)).max(8);
+        let unit = 8 / width;
+        let columns = |tile_rows: u64| {
+            let fit = most / tile_rows;
+            match col_step {
+                Some(step) => divisor(step, unit, fit),
+                None if cols <= fit => Some(cols),
+                None => Some(fit / unit * unit).filter(|&n| n > 0),
+            }
+        };
+        let tile = match row_step {
+            Some(step) => divisors(step, most)
+                .filter_map(|tile_rows| Some([tile_rows, columns(tile_rows)?]))
+                .max_by_key(|&[r, c]| (r * c, c)),
+            None => columns(1).map(|c| [rows.min(most / c), c]),
+        };
+        tile.filter(|t| {
+            rows.div_ceil(t[0]).saturating_mul(cols.div_ceil(t[1])) <= u64::from(u32::MAX)
+        })
+    }
 }
 
 #[cfg(test)]
@@ -147,7 +193,43 @@ mod tests {
         );
     }
 
+    #[test]
+    fn ranks_end_where_tiles_do() {
+        let t = Tiling::default();
+        let of = |shape, steps| t.tile_for_ranks("q_proj.weight", "BF16", shape, steps);
+        assert_eq!(of([4096, 4096], [None, None]), Some([256, 4096]));
+        assert_eq!(of([4096, 4096], [Some(1024), None]), Some([256, 4096]));
+        assert_eq!(of([4096, 4096], [None, Some(1024)]), Some([1024, 1024]));
+        // Three ranks: 1366 rows, which are 2 times 683.
+        assert_eq!(of([4096, 4096], [Some(1366), None]), Some([683, 1532]));
+        // Two numbers that do not divide.
+        assert_eq!(
+            of([4096, 4096], [Some(1366), Some(1368)]),
+            Some([683, 1368])
+        );
+        assert_eq!(of([64, 30], [None, Some(10)]), None);
+        // All that is held by one rank.
+        assert_eq!(of([100, 8], [Some(100), Some(9)]), Some([100, 8]));
+        assert_eq!(of([0, 8], [Some(1), None]), Some([0, 0]));
+    }
+
     proptest! {
+        #[test]
+        fn every_tile_for_ranks_is_valid(
+            rows in 1u64..1 << 22, cols in 1u64..1 << 12, row_step in prop::option::of(1u64..1 << 20),
+            col_words in prop::option::of(1u64..1 << 9),
+        ) {
+            let col_step = col_words.map(|n| 4 * n);
+            let got = Tiling::default().tile_for_ranks("w", "BF16", [rows, cols], [row_step, col_step]);
+            let tile = got.unwrap();
+            prop_assert!(Tensor::new("w".into(), "BF16".into(), vec![rows, cols], tile).is_ok(), "{tile:?}");
+            for (step, tile, all) in [(row_step, tile[0], rows), (col_step, tile[1], cols)] {
+                if let Some(step) = step.filter(|&step| step < all) {
+                    prop_assert!(step.is_multiple_of(tile), "{step} {tile}");
+                }
+            }
+        }
+
         #[test]
         fn every_tile_is_valid(
             rows in 0u64..1 << 30, cols in 0u64..1 << 20, down in any::<bool>(),

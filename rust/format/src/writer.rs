@@ -1,9 +1,10 @@
 //! Writing a delta front to back.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Arc;
 
-use deltawire_kernels::{Digest, Matrix, Word};
+use deltawire_kernels::{Block, Digest, Matrix, Word};
 use rayon::prelude::*;
 
 use crate::codec::{classes, Partition};
@@ -14,7 +15,7 @@ use crate::index::{check_order, encode_trailer, sum, ChunkPlace, Index};
 use crate::limits::{Limits, MAX_TENSORS};
 use crate::permits::Permits;
 use crate::scratch::Pool;
-use crate::shard::{check_matrix, held_tiles, is_whole, start_of};
+use crate::shard::{check_matrix, held_tiles, start_of};
 use crate::table::Tensor;
 use crate::tile::{self, EncodedTile, TilePick, Work};
 use crate::with_word;
@@ -81,21 +82,23 @@ pub struct Summary {
 /// The sink gets whole records, one a call: the header, each chunk, and index and trailer together.
 pub struct Writer<W: Write> {
     sink: W,
-    profile: Profile,
-    permits: Arc<Permits>,
+    pub(crate) profile: Profile,
+    pub(crate) permits: Arc<Permits>,
     limits: Limits,
-    pool: Arc<rayon::ThreadPool>,
+    pub(crate) pool: Arc<rayon::ThreadPool>,
     header: Header,
     offset: u64,
     index: Index,
     /// Digests of each tensor before and after, and its tiles that have no chunk with a digest.
-    digests: Vec<Option<[Digest; 2]>>,
+    pub(crate) digests: Vec<Option<[Digest; 2]>>,
     untold: Vec<u32>,
     seen: Vec<bool>,
     /// Whether some tensor is here in part only: then the sums of digests are those of shards, and not
     /// written.
     partial: bool,
-    scratch: Arc<Pool>,
+    pub(crate) scratch: Arc<Pool>,
+    /// Tiles that were begun and must still come.
+    pub(crate) awaited: VecDeque<(u32, u32)>,
 }
 
 impl<W: Write> Writer<W> {
@@ -132,6 +135,7 @@ impl<W: Write> Writer<W> {
             seen: vec![false; n],
             partial: false,
             scratch: Arc::default(),
+            awaited: VecDeque::new(),
         })
     }
 
@@ -140,7 +144,7 @@ impl<W: Write> Writer<W> {
         &self.header.tensors
     }
 
-    fn check_new(&mut self, tensor: u32) -> Result<Tensor> {
+    pub(crate) fn check_new(&mut self, tensor: u32) -> Result<Tensor> {
         let Some(entry) = self.header.tensors.get(tensor as usize) else {
             let message = format!("tensor {tensor} is not in the table");
             return Err(Error::new(Kind::Layout, message));
@@ -153,8 +157,8 @@ impl<W: Write> Writer<W> {
     }
 
     /// A shard makes the delta one part of several, which names no states.
-    fn note_shard(&mut self, entry: &Tensor, matrix: &Matrix<'_>) -> Result<()> {
-        if is_whole(matrix) {
+    pub(crate) fn note_shard(&mut self, entry: &Tensor, held: &Block) -> Result<()> {
+        if *held == entry.whole() {
             return Ok(());
         }
         if self.header.base_state.is_some() {
@@ -182,7 +186,7 @@ impl<W: Write> Writer<W> {
                 let message = "the two states are different shards of the tensor";
                 return Err(Error::new(Kind::Layout, message).of(&entry.name));
             }
-            self.note_shard(&entry, &pair.base)?;
+            self.note_shard(&entry, &pair.base.held())?;
             entries.push(entry);
         }
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
@@ -259,12 +263,12 @@ impl<W: Write> Writer<W> {
                 entry.elements()
             ));
         }
-        let order = tile::order(&entry, found.positions);
+        let order = tile::picks(&entry, &entry.whole(), found.positions);
         if let Some(base) = &found.base {
             if let Some(pick) = order.iter().find(|pick| !entry.holds(base, pick.0)) {
                 return wrong(format!("tile {} has changes outside the shard", pick.0));
             }
-            self.note_shard(&entry, base)?;
+            self.note_shard(&entry, &base.held())?;
             self.digests[found.tensor as usize] = Some([start_of(&entry, base); 2]);
         }
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
@@ -406,6 +410,7 @@ impl<W: Write> Writer<W> {
     /// A tensor that was never added is not part of the delta and has no digest.
     pub fn finish(mut self) -> Result<(W, Summary)> {
         debug_assert!(self.is_ordered());
+        self.check_complete()?;
         let partial = self.partial;
         let side = |i: usize| {
             let digests = self.digests.iter().map(move |d| d.map(|d| d[i]));
@@ -458,6 +463,15 @@ impl<W: Write> Writer<W> {
     /// Gives up: the sink as it is, with an unfinished delta in it.
     pub fn into_sink(self) -> W {
         self.sink
+    }
+
+    pub(crate) fn check_complete(&self) -> Result<()> {
+        let Some(&(tensor, tile)) = self.awaited.front() else {
+            return Ok(());
+        };
+        let message = format!("tile {tile} and those after it are missing");
+        let name = &self.header.tensors[tensor as usize].name;
+        Err(Error::new(Kind::Layout, message).of(name))
     }
 
     fn is_ordered(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The extension module `deltawire._native`: conversion and error mapping only.
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
-//! back), [`compose`], [`mod@join`] and [`state`] digests; the board crate's in [`board`] and [`collect`], keys in
+//! back), [`compose`], [`mod@join`], [`state`] digests and [`detected`] changes; the board crate's in [`board`] and [`collect`], keys in
 //! [`trust`], tests' [`faults`]. Long work runs without the GIL.
 
 mod board;
@@ -9,6 +9,7 @@ mod buffer;
 mod collect;
 mod compose;
 mod delta;
+mod detected;
 mod errors;
 mod faults;
 mod join;
@@ -45,7 +46,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compose::compose, module)?)?;
     module.add_function(wrap_pyfunction!(join::join, module)?)?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
-    module.add_function(wrap_pyfunction!(state::default_tile, module)?)?;
+    module.add_function(wrap_pyfunction!(detected::tile_shape, module)?)?;
+    module.add_function(wrap_pyfunction!(detected::differing, module)?)?;
+    module.add_class::<detected::Findings>()?;
     module.add_class::<faults::FaultPlan>()?;
     trust::register(module)?;
     board::register(module)?;

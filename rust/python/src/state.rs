@@ -1,4 +1,4 @@
-//! State digests, and the default tiles.
+//! State digests.
 
 use deltawire_format::{Tensor, Tiling};
 use deltawire_kernels::Matrix;
@@ -34,16 +34,4 @@ pub(crate) fn tensor_digests(
         })
         .map_err(|e| to_python(py, e))?;
     Ok(digests.into_iter().map(|d| d.to_bytes()).collect())
-}
-
-/// Rows and columns of the tiles that a writer would cut a tensor into.
-#[pyfunction]
-pub(crate) fn default_tile(
-    py: Python<'_>,
-    name: String,
-    dtype: String,
-    shape: Vec<u64>,
-) -> PyResult<[u64; 2]> {
-    let tensors = build_tensors(py, vec![(name, dtype, shape, None)], &Tiling::default())?;
-    Ok(tensors.first().map_or([0, 0], |t| t.tile))
 }

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffer::ByteMatrix;
+use crate::detected::{self, after, held, Findings, Item, ToldOut};
 use crate::errors::{report, to_python};
 use crate::partition::{from_parts, to_parts, Parts, PartsOut};
 use crate::pool::pool;
@@ -206,6 +207,25 @@ impl Writer {
             base: base.as_ref().map(ByteMatrix::matrix),
         };
         self.work(py, |w| w.add_found(&found))
+    }
+
+    /// Begins a tensor of which changes are known.
+    fn begin(&mut self, py: Python<'_>, tensor: u32, findings: &Findings) -> PyResult<()> {
+        self.work(py, |w| w.begin(tensor, &findings.inner))
+    }
+
+    /// Writes the next tiles of the tensor that was begun: how each went, and its digests after.
+    fn add_after(
+        &mut self,
+        py: Python<'_>,
+        tensor: u32,
+        findings: &Findings,
+        items: Vec<Item<'_>>,
+    ) -> PyResult<Vec<ToldOut>> {
+        let held = held(&items)?;
+        let items = after(tensor, &held);
+        let told = self.work(py, |w| w.add_after(&findings.inner, &items))?;
+        Ok(detected::told(py, told))
     }
 
     /// Changes of one tile by class as parts (None: no change), and lane 0 of its digest after them.
