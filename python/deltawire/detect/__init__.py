@@ -1,0 +1,1 @@
+"""What changed in a step, found where the tensors are."""
