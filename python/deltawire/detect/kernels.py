@@ -1,0 +1,327 @@
+"""Triton kernels: what ``device.py`` launches. Elements are compared and carried as bits.
+
+A program handles ``BLOCK`` elements that follow one another row-major, and counts in 64 bits where
+they begin, so tensors may have any size. Results do not depend on the order in which programs run:
+what is found is counted first, then written to its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+#: How elements are found: in one piece; in rows with less than 2^30 elements; in longer ones.
+FLAT = tl.constexpr(0)
+NARROW = tl.constexpr(1)
+WIDE = tl.constexpr(2)
+
+#: Room for the classes of a block.
+CLASSES = tl.constexpr(16)
+
+# Constants of spec/digest-v1.md.
+G0 = tl.constexpr(0x9E3779B97F4A7C15)
+G1 = tl.constexpr(0xD1B54A32D192ED03)
+MA = tl.constexpr(0x9FB21C651E98DF25)
+MB = tl.constexpr(0xD6E8FEB86659FD93)
+
+
+@triton.jit
+def place(start: tl.tensor, cols: tl.tensor, LAYOUT: tl.constexpr, BLOCK: tl.constexpr) -> Any:
+    """Rows and columns of the elements from ``start`` on, with one 64-bit division a program."""
+    local = tl.arange(0, BLOCK)
+    if LAYOUT == FLAT:
+        return tl.zeros([BLOCK], tl.int64), start + local
+    across = cols.to(tl.int64)
+    row = start // across
+    first = start - row * across
+    if LAYOUT == NARROW:
+        at = first.to(tl.int32) + local
+        down = at // across.to(tl.int32)
+        return row + down, (at - down * across.to(tl.int32)).to(tl.int64)
+    else:
+        wide = first + local
+        below = wide // across
+        return row + below, wide - below * across
+
+
+@triton.jit
+def place_of(at: tl.tensor, cols: tl.tensor, LAYOUT: tl.constexpr) -> Any:
+    """Rows and columns of single elements."""
+    if LAYOUT == FLAT:
+        return at * 0, at
+    else:
+        row = at // cols.to(tl.int64)
+        return row, at - row * cols.to(tl.int64)
+
+
+@triton.jit
+def report(
+    hit: tl.tensor,
+    start: tl.tensor,
+    counts: tl.tensor,
+    ends: tl.tensor,
+    out: tl.tensor,
+    WRITE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Counts the hits of a program, or writes where they are."""
+    program = tl.program_id(0)
+    ones = hit.to(tl.int32)
+    if WRITE:
+        place = tl.load(ends + program) - tl.load(counts + program) + tl.cumsum(ones, 0) - 1
+        tl.store(out + place, start + tl.arange(0, BLOCK), mask=hit)
+    else:
+        tl.store(counts + program, tl.sum(ones, 0))
+
+
+@triton.jit(do_not_specialize=["cols", "a_stride", "b_stride"])
+def differing(
+    a: tl.tensor,
+    b: tl.tensor,
+    counts: tl.tensor,
+    ends: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    cols: tl.tensor,
+    a_stride: tl.tensor,
+    b_stride: tl.tensor,
+    LAYOUT: tl.constexpr,
+    WRITE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Elements with other bits."""
+    if WRITE:  # noqa: SIM102 known when compiled, unlike the other
+        if tl.load(counts + tl.program_id(0)) == 0:
+            return
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    row, col = place(start, cols, LAYOUT, BLOCK)
+    inside = start + tl.arange(0, BLOCK) < n
+    x = tl.load(a + row * a_stride + col, mask=inside, other=0)
+    y = tl.load(b + row * b_stride + col, mask=inside, other=0)
+    report(x != y, start, counts, ends, out, WRITE, BLOCK)
+
+
+# --- The state digest; spec/digest-v1.md defines it. ---------------------------------------
+
+
+@triton.jit
+def _ror(x: tl.tensor, by: tl.constexpr) -> tl.tensor:
+    return (x >> by) | (x << (64 - by))
+
+
+@triton.jit
+def _mixed(x: tl.tensor, m: tl.constexpr, r: tl.constexpr, s: tl.constexpr) -> tl.tensor:
+    x = (x ^ _ror(x, r) ^ _ror(x, s)) * m
+    x = (x ^ _ror(x, 24) ^ _ror(x, 49)) * m
+    return x ^ (x >> 28)
+
+
+@triton.jit(do_not_specialize=["cols", "units", "stride", "words_per_row", "first", "k0", "k1"])
+def digest(
+    block: tl.tensor,
+    sums: tl.tensor,
+    n: tl.tensor,
+    cols: tl.tensor,
+    units: tl.tensor,
+    stride: tl.tensor,
+    words_per_row: tl.tensor,
+    first: tl.tensor,
+    k0: tl.tensor,
+    k1: tl.tensor,
+    UNIT: tl.constexpr,
+    UNITS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Both lanes summed over the words of a program: ``sums[0, program]`` and ``sums[1, program]``.
+
+    A row has ``cols`` words, read as ``units`` integers of ``UNIT`` bytes, up to ``UNITS`` a word;
+    what is missing at its end is zero.
+    """
+    program = tl.program_id(0)
+    start = program.to(tl.int64) * BLOCK
+    inside = start + tl.arange(0, BLOCK) < n
+    row, col = place(start, cols, LAYOUT, BLOCK)
+    if UNIT == 8:
+        word = tl.load(block + row * stride + col, mask=inside, other=0)
+    else:
+        word = tl.zeros([BLOCK], tl.int64)
+        for k in tl.static_range(UNITS):
+            unit = col * (8 // UNIT) + k
+            part = tl.load(block + row * stride + unit, mask=inside & (unit < units), other=0)
+            word = word | ((part.to(tl.int64) & ((1 << (8 * UNIT)) - 1)) << (8 * UNIT * k))
+    w = word.to(tl.uint64, bitcast=True)
+    j = (first.to(tl.int64) + row * words_per_row.to(tl.int64) + col).to(tl.uint64, bitcast=True)
+    t = k0.to(tl.int64).to(tl.uint64, bitcast=True) + j * G0
+    a = (t ^ (t >> 32)) * MB
+    y0 = _mixed(w ^ a ^ (a >> 29), MA, 18, 45)
+    y1 = _mixed(w + k1.to(tl.int64).to(tl.uint64, bitcast=True) + j * G1, MB, 27, 46)
+    y0 = tl.where(inside, y0.to(tl.int64, bitcast=True), 0)
+    y1 = tl.where(inside, y1.to(tl.int64, bitcast=True), 0)
+    tl.store(sums + program, tl.sum(y0, 0))
+    tl.store(sums + tl.num_programs(0) + program, tl.sum(y1, 0))
+
+
+# --- Classes of a tile. --------------------------------------------------------------------
+
+
+@triton.jit
+def _exponent(bits: tl.tensor, SHIFT: tl.constexpr, MASK: tl.constexpr) -> tl.tensor:
+    return ((bits >> SHIFT) & MASK).to(tl.int32)
+
+
+@triton.jit
+def _class(
+    bits: tl.tensor, top: tl.tensor, last: tl.tensor, SHIFT: tl.constexpr, MASK: tl.constexpr
+) -> tl.tensor:
+    return tl.minimum(tl.maximum(top - _exponent(bits, SHIFT, MASK), 0), last)
+
+
+@triton.jit
+def _ordered(bits: tl.tensor, BITS: tl.constexpr, FLOAT: tl.constexpr) -> tl.tensor:
+    """Ordered integers of patterns, as in spec/format-v1.md."""
+    if FLOAT:
+        return bits ^ ((bits >> (BITS - 1)) & ((1 << (BITS - 1)) - 1))
+    else:
+        return bits
+
+
+@triton.jit(do_not_specialize=["elements", "cols", "stride"])
+def exponents(
+    base: tl.tensor,
+    positions: tl.tensor,
+    histogram: tl.tensor,
+    n: tl.tensor,
+    elements: tl.tensor,
+    cols: tl.tensor,
+    stride: tl.tensor,
+    SHIFT: tl.constexpr,
+    MASK: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Adds the exponents of the elements at ``positions`` to a histogram of ``MASK + 1``."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(positions + i, mask=i < n, other=-1)
+    inside = (at >= 0) & (at < elements)
+    row, col = place_of(at, cols, LAYOUT)
+    bits = tl.load(base + row * stride + col, mask=inside, other=0)
+    seen = tl.histogram(_exponent(bits, SHIFT, MASK), MASK + 1, mask=inside)
+    tl.atomic_add(histogram + tl.arange(0, MASK + 1), seen.to(tl.int64), mask=seen > 0)
+
+
+@triton.jit(do_not_specialize=["cols", "stride", "top", "last"])
+def class_counts(
+    base: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    cols: tl.tensor,
+    stride: tl.tensor,
+    top: tl.tensor,
+    last: tl.tensor,
+    SHIFT: tl.constexpr,
+    MASK: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Elements of each class of a program: ``counts[program, class]``."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    row, col = place(start, cols, LAYOUT, BLOCK)
+    inside = start + tl.arange(0, BLOCK) < n
+    bits = tl.load(base + row * stride + col, mask=inside, other=0)
+    number = _class(bits, top, last, SHIFT, MASK)
+    for c in tl.static_range(CLASSES):
+        own = (inside & (number == c)).to(tl.int32)
+        tl.store(counts + tl.program_id(0) * CLASSES + c, tl.sum(own, 0))
+
+
+@triton.jit(do_not_specialize=["cols", "stride", "top", "last"])
+def ranks(
+    base: tl.tensor,
+    positions: tl.tensor,
+    begins: tl.tensor,
+    before: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    cols: tl.tensor,
+    stride: tl.tensor,
+    top: tl.tensor,
+    last: tl.tensor,
+    SHIFT: tl.constexpr,
+    MASK: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """How many elements of its class precede each element at ``positions``.
+
+    Those in a program are ``positions[begins[program]:begins[program + 1]]``; before it lie
+    ``before[program, class]`` elements of each class.
+    """
+    program = tl.program_id(0)
+    begin = tl.load(begins + program)
+    end = tl.load(begins + program + 1)
+    if begin == end:
+        return
+    start = program.to(tl.int64) * BLOCK
+    row, col = place(start, cols, LAYOUT, BLOCK)
+    inside = start + tl.arange(0, BLOCK) < n
+    bits = tl.load(base + row * stride + col, mask=inside, other=0)
+    number = _class(bits, top, last, SHIFT, MASK)
+    rank = tl.zeros([BLOCK], tl.int32)
+    for c in tl.static_range(CLASSES):
+        own = number == c
+        preceding = tl.load(before + program * CLASSES + c) + tl.cumsum(own.to(tl.int32), 0) - 1
+        rank = tl.where(own, preceding, rank)
+    for first in range(begin, end, GROUP):
+        i = first + tl.arange(0, GROUP)
+        at = tl.load(positions + i, mask=i < end, other=start) - start
+        known = (at >= 0) & (at < BLOCK)
+        found = tl.gather(rank, tl.where(known, at, 0).to(tl.int32), 0)
+        tl.store(out + i, found, mask=known & (i < end))
+
+
+@triton.jit(do_not_specialize=["elements", "cols", "stride", "new_stride", "top", "last"])
+def moves(
+    base: tl.tensor,
+    new: tl.tensor,
+    positions: tl.tensor,
+    classes: tl.tensor,
+    steps: tl.tensor,
+    n: tl.tensor,
+    elements: tl.tensor,
+    cols: tl.tensor,
+    stride: tl.tensor,
+    new_stride: tl.tensor,
+    top: tl.tensor,
+    last: tl.tensor,
+    SHIFT: tl.constexpr,
+    MASK: tl.constexpr,
+    BITS: tl.constexpr,
+    FLOAT: tl.constexpr,
+    DENSE: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Class and step of each change; where a position lies outside, both stay as they are.
+
+    ``new`` is like ``base`` if ``DENSE``, else in the order of the positions.
+    """
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(positions + i, mask=i < n, other=-1)
+    inside = (at >= 0) & (at < elements)
+    row, col = place_of(at, cols, LAYOUT)
+    old = tl.load(base + row * stride + col, mask=inside, other=0)
+    if DENSE:
+        after = tl.load(new + row * new_stride + col, mask=inside, other=0)
+    else:
+        after = tl.load(new + i, mask=inside, other=0)
+    tl.store(classes + i, _class(old, top, last, SHIFT, MASK), mask=inside)
+    step = _ordered(after, BITS, FLOAT) - _ordered(old, BITS, FLOAT)
+    tl.store(steps + i, step, mask=inside)
+
+
+#: Whether kernels run in Triton's interpreter, which was chosen before it was imported.
+INTERPRETED = not isinstance(place, triton.JITFunction)
