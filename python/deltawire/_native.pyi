@@ -83,6 +83,11 @@ class Writer:
     def add_after(
         self, tensor: int, findings: Findings, items: list[tuple[int, _Matrix, bytes]]
     ) -> list[tuple[str, bytes]]: ...
+    def add_proven(
+        self,
+        tensor: int,
+        items: list[tuple[int, tuple[Any, ...] | None, bytes, bytes]],
+    ) -> None: ...
     def partition(
         self, tensor: int, tile: int, base: _Matrix, new: _Matrix
     ) -> tuple[_Parts | None, int]: ...

@@ -137,6 +137,7 @@ class StreamWriter:
 
     Attributes:
         stats: ``DeltaStats``, after a regular end.
+        profile: what it was made with.
     """
 
     stats: DeltaStats
@@ -166,6 +167,8 @@ class StreamWriter:
             version = base_version + 1
         self._begun = time.perf_counter()
         tiling = tiling or Tiling()
+        #: The profile it writes with.
+        self.profile: Profile = profile
         self._opened = opened_sink(sink)
         out = self._opened.__enter__()
         try:
@@ -291,6 +294,19 @@ class StreamWriter:
         """The next tiles of it, with the digests of their pieces before: how each was proven, and
         the digests after."""
         return self._native.add_after(index, findings, tiles)
+
+    def add_proven(
+        self, name: str, index: int, tiles: list[tuple[int, Partition | None, bytes, bytes]]
+    ) -> None:
+        """The next tiles of it, proven elsewhere: changes by class, digests before and after."""
+        itemsize = ITEMSIZE[self._table[name][1]]
+        self._native.add_proven(
+            index,
+            [
+                (tile, None if p is None else to_parts(p, itemsize, name), before, after)
+                for tile, p, before, after in tiles
+            ],
+        )
 
     def __enter__(self) -> Self:
         return self

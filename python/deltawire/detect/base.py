@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..errors import LayoutMismatch, WrongBase
 from ..tensors import ITEMSIZE, TensorView
 from ..types import Changes, Tiling
 from .journal import Found, nothing
+from .ondevice import DeviceTiles, Proven, Tile, certain, on_device, total
 from .parts import parts_of
 from .report import Proof
 from .served import Box, Part
@@ -89,10 +91,13 @@ class Detector(Closing):
         for part in self._parts.mine:
             findings = _findings(part, nothing(ITEMSIZE[part.dtype]))
             kept: list[bytes] = []
-            for batch, items in self._batches(part, findings):
-                kept += findings.digests(
-                    [(tile, m) for (tile, _), m in zip(batch, items, strict=True)], threads
-                )
+            source = part.source()
+            for batch in _batches(part, findings):
+                if on_device(source):
+                    kept += DeviceTiles(part, source).digests(batch)
+                    continue
+                items = [(tile, part.read(source, box)[0]) for tile, box, _ in batch]
+                kept += findings.digests(items, threads)
             self._kept[part.name], self._starts[part.name] = kept, bytes(findings.start())
             part.origin.release()
 
@@ -197,14 +202,16 @@ class Detector(Closing):
             findings = _findings(part, self._found(part), blind=self._lost(part) is not None)
             kept: list[bytes] = []
             changes = _Collected(part)
-            for batch, items in self._batches(part, findings):
+            source = part.source()
+            for batch in _batches(part, findings):
                 before = self._kept[part.name][len(kept) : len(kept) + len(batch)]
+                matrices = [part.read(source, box)[0] for _, box, _ in batch]
                 rewound = findings.rewind(
-                    [(t, m, b) for (t, _), m, b in zip(batch, items, before, strict=True)],
+                    [(t, m, b) for (t, *_), m, b in zip(batch, matrices, before, strict=True)],
                     self._threads,
                 )
-                for (_, box), matrix, (how, digests, *found) in zip(
-                    batch, items, rewound, strict=True
+                for (_, box, _), matrix, (how, digests, *found) in zip(
+                    batch, matrices, rewound, strict=True
                 ):
                     kept.append(digests)
                     proof.note(part.name, how, box[1] * box[3])
@@ -224,22 +231,14 @@ class Detector(Closing):
         proof, after = Proof(), {}
         started = time.perf_counter()
         for part in self._parts.mine:
-            findings = _findings(part, self._found(part), blind=self._lost(part) is not None)
-            index = writer.begin_detected(part.name, findings)
             kept: list[bytes] = []
-            for batch, items in self._batches(part, findings):
-                before = self._kept[part.name][len(kept) : len(kept) + len(batch)]
-                told = writer.add_detected(
-                    index,
-                    findings,
-                    [(t, m, b) for (t, _), m, b in zip(batch, items, before, strict=True)],
-                )
-                for (_, box), (how, digests) in zip(batch, told, strict=True):
+            for batch, told in self._written_tiles(writer, part):
+                for (_, box, _), (how, digests) in zip(batch, told, strict=True):
                     kept.append(digests)
                     proof.note(part.name, how, box[1] * box[3])
                 if progress is not None:
                     width = ITEMSIZE[part.dtype]
-                    progress(sum(box[1] * box[3] for _, box in batch) * width)
+                    progress(sum(box[1] * box[3] for _, box, _ in batch) * width)
             after[part.name] = kept
             part.origin.release()
         self._report(proof, started)
@@ -284,21 +283,64 @@ class Detector(Closing):
         lost = {part.name: self._lost(part) for part in self._parts.mine}
         proof.log({name: why for name, why in lost.items() if why is not None})
 
-    def _batches(
-        self, part: Part, findings: _native.Findings
-    ) -> Iterator[tuple[list[tuple[int, Box]], list[Any]]]:
-        """Tiles with their boxes, some at a time, and matrices that hold them."""
-        source, width = part.source(), ITEMSIZE[part.dtype]
-        batch: list[tuple[int, Box]] = []
-        size = 0
-        for tile, row, rows, col, cols, _ in findings.tiles():
-            batch.append((tile, (row, rows, col, cols)))
-            size += rows * cols * width
-            if size >= _BATCH_BYTES:
-                yield batch, [part.read(source, box)[0] for _, box in batch]
-                batch, size = [], 0
-        if batch:
-            yield batch, [part.read(source, box)[0] for _, box in batch]
+    def _written_tiles(
+        self, writer: StreamWriter, part: Part
+    ) -> Iterator[tuple[list[Tile], list[tuple[str, bytes]]]]:
+        """Write a part's tiles, some at a time: how each was proven, and its digests after."""
+        found = self._found(part)
+        findings = _findings(part, found, blind=self._lost(part) is not None)
+        index = writer.begin_detected(part.name, findings)
+        source, done = part.source(), 0
+        kept = self._kept[part.name]
+        device = None
+        if on_device(source) and certain(found) and writer.profile != "overwrite":
+            device = DeviceTiles(part, source)
+        for batch in _batches(part, findings):
+            before = kept[done : done + len(batch)]
+            done += len(batch)
+            told: list[tuple[str, bytes]] = []
+            proven = (
+                [Proven(None)] * len(batch)
+                if device is None
+                else device.prove(batch, found, before)
+            )
+            # Tiles go into the delta in order, whichever way they were proven.
+            for same, run in groupby(
+                zip(batch, before, proven, strict=True), lambda one: one[2].after is None
+            ):
+                some = list(run)
+                if same:
+                    told += writer.add_detected(
+                        index,
+                        findings,
+                        [(tile, part.read(source, box)[0], b) for (tile, box, _), b, _ in some],
+                    )
+                    continue
+                writer.add_proven(
+                    part.name,
+                    index,
+                    [
+                        (tile, one.partition, total(b), total(one.after or b""))
+                        for (tile, _, _), b, one in some
+                    ],
+                )
+                told += [("told", one.after or b"") for _, _, one in some]
+            yield batch, told
+
+
+def _batches(part: Part, findings: _native.Findings) -> Iterator[list[Tile]]:
+    """Tiles, some at a time."""
+    width = ITEMSIZE[part.dtype]
+    batch: list[Tile] = []
+    size = 0
+    for tile, row, rows, col, cols, piece_rows in findings.tiles():
+        batch.append((tile, (row, rows, col, cols), piece_rows))
+        size += rows * cols * width
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _findings(part: Part, found: Found, *, blind: bool = False) -> _native.Findings:

@@ -3,15 +3,16 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use deltawire_kernels::{Digest, Matrix};
+use deltawire_kernels::{Digest, Matrix, Word};
 use rayon::prelude::*;
 
+use crate::codec::{classes, Partition};
 use crate::error::{Error, Kind, Result};
 use crate::rewind::{Findings, Outcome};
 use crate::shard::start_within;
 use crate::tile::{self, EncodedTile, Work};
 use crate::with_word;
-use crate::writer::Writer;
+use crate::writer::{Partitioned, Writer};
 
 /// A tile after a step, and what is known of it from before.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,17 @@ pub struct After<'a> {
     pub new: Matrix<'a>,
     /// Digest of each piece before ([`rewind::pieces`]).
     pub before: &'a [Digest],
+}
+
+/// A tile whose changes somebody else has proven and put into classes, such as on a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Proven<'a, W> {
+    /// Tile of the tensor.
+    pub tile: u32,
+    /// The changes, if there are any.
+    pub partition: Option<&'a Partition<W>>,
+    /// Digests of the tile before and after, without start values.
+    pub digests: [Digest; 2],
 }
 
 /// How a tile was encoded of which only changes are known.
@@ -89,5 +101,42 @@ impl<W: Write> Writer<W> {
             told.push(how);
         }
         Ok(told)
+    }
+
+    /// Writes tiles that were proven elsewhere, in place of [`Writer::add_after`]; costs O(changes).
+    ///
+    /// # Errors
+    /// `Layout` where these are not the next tiles, or a partition does not fit its tile.
+    pub fn add_proven<T: Word>(&mut self, tensor: u32, items: &[Proven<'_, T>]) -> Result<()> {
+        let entry = self.tensors().get(tensor as usize).cloned();
+        let wrong = |message: String| Error::new(Kind::Layout, message);
+        let entry = entry.ok_or_else(|| wrong(format!("tensor {tensor} is not in the table")))?;
+        let mut scratch = classes::Scratch::default();
+        for item in items {
+            if self.awaited.pop_front() != Some((tensor, item.tile)) {
+                let message = format!("tile {} is not the next one", item.tile);
+                return Err(wrong(message).of(&entry.name));
+            }
+            let mut encoded = EncodedTile::new(tensor, item.tile);
+            if let Some(partition) = item.partition {
+                let item = Partitioned {
+                    tile: item.tile,
+                    partition,
+                    result: item.digests[1].lanes[0],
+                };
+                let check = if self.profile.is_relative() {
+                    tile::check_partition(&entry, &item)
+                } else {
+                    Err(wrong(
+                        "the overwrite profile has no base for classes".into(),
+                    ))
+                };
+                check.map_err(|e| e.of(&entry.name))?;
+                encoded = tile::partitioned(tensor, &item, &mut scratch);
+            }
+            [encoded.base, encoded.result] = item.digests;
+            self.write_tile(encoded)?;
+        }
+        Ok(())
     }
 }

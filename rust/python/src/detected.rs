@@ -142,16 +142,17 @@ impl Findings {
         Ok(Self { inner })
     }
 
-    /// Tiles in the box: number, first row, rows, first column, columns, pieces.
+    /// Tiles in the box: number, first row, rows, first column, columns, rows of a piece.
     fn tiles(&self) -> Vec<(u32, usize, usize, usize, usize, usize)> {
         let entry = self.inner.tensor();
         let width = usize::from(entry.width);
         self.inner
             .tiles()
             .map(|(tile, block)| {
-                let pieces = rewind::pieces(block, entry.width).count();
+                let piece = rewind::pieces(block, entry.width).next();
+                let piece = piece.map_or(0, |piece| piece.rows);
                 let (col, cols) = (block.byte / width, block.bytes / width);
-                (tile, block.row, block.rows, col, cols, pieces)
+                (tile, block.row, block.rows, col, cols, piece)
             })
             .collect()
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use deltawire_format::detected::Proven;
 use deltawire_format::writer::{Found, Pair, Partitioned, Summary};
 use deltawire_format::{with_word, Header, Limits, Profile, Tensor, Tiling};
 use deltawire_kernels::Digest;
@@ -226,6 +227,33 @@ impl Writer {
         let items = after(tensor, &held);
         let told = self.work(py, |w| w.add_after(&findings.inner, &items))?;
         Ok(detected::told(py, told))
+    }
+
+    /// Writes the next tiles, proven elsewhere: tile, parts if it changed, digests before and after.
+    fn add_proven(
+        &mut self,
+        py: Python<'_>,
+        tensor: u32,
+        items: Vec<(u32, Option<Parts>, [u8; 16], [u8; 16])>,
+    ) -> PyResult<()> {
+        let inner = self.inner.as_ref().ok_or_else(gone)?;
+        let width = inner.tensors().get(tensor as usize).map_or(1, |t| t.width);
+        with_word!(width, W => {
+            let partitions = items
+                .iter()
+                .map(|(_, parts, ..)| parts.as_ref().map(from_parts::<W>).transpose())
+                .collect::<PyResult<Vec<_>>>()?;
+            let proven: Vec<Proven<'_, W>> = items
+                .iter()
+                .zip(&partitions)
+                .map(|((tile, _, before, after), partition)| Proven {
+                    tile: *tile,
+                    partition: partition.as_ref(),
+                    digests: [Digest::from_bytes(*before), Digest::from_bytes(*after)],
+                })
+                .collect();
+            self.work(py, |w| w.add_proven(tensor, &proven))
+        })
     }
 
     /// Changes of one tile by class as parts (None: no change), and lane 0 of its digest after them.
