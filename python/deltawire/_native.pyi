@@ -27,6 +27,7 @@ __all__ = [
     "board_collect",
     "board_control",
     "board_leases",
+    "boundary",
     "check_public_key",
     "compose",
     "differing",
@@ -46,6 +47,7 @@ DEBUG_BUILD: bool
 __version__: str
 
 _Bytes = npt.NDArray[np.uint8]
+_Floats = npt.NDArray[np.float32]
 _Matrix = _Bytes | tuple[_Bytes, int, int, int, int]
 _Limits = tuple[int, int, int]
 _Progress = Callable[[int], object]
@@ -196,6 +198,20 @@ class PushReader:
     def header(self) -> dict[str, Any]: ...
 
 def blake3(data: bytes) -> bytes: ...
+def boundary(
+    w: _Floats,
+    m: _Floats,
+    v: _Floats,
+    *,
+    decay: float,
+    alpha: float,
+    root: float,
+    eps: float,
+    divide_first: bool,
+    contracted: bool,
+    margin: int,
+    threads: int | None = None,
+) -> tuple[bytes, bytes, bytes, bytes] | None: ...
 def compose(
     sink: object,
     deltas: list[Delta],

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap ends the benchmark")]
 
+mod masters;
 mod policy;
 
 use std::hint::black_box;
@@ -9,8 +10,10 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{criterion_group, criterion_main, BenchmarkGroup, Criterion, Throughput};
+use deltawire_kernels::boundary::{changes, Found, Step};
 use deltawire_kernels::classes::{ranks, ClassMap, Part, Progress, Selector};
 use deltawire_kernels::{compare, digest, scan, Block, Matrix, MixKey, Target};
+use masters::{masters, STEP};
 use policy::{policy, COLS, ROWS};
 
 /// Rows of a tile: of the size that a writer cuts as a rule.
@@ -192,5 +195,49 @@ fn kernels(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, kernels);
+/// The boundary test beside comparing as many elements; of both, bytes of BF16 values a second.
+fn boundary(criterion: &mut Criterion) {
+    let (data, made) = (policy(), masters());
+    let base = Matrix::new(&data.base, ROWS, 2 * COLS).unwrap();
+    let new = Matrix::new(&data.new, ROWS, 2 * COLS).unwrap();
+    // 4 Mi elements, whose values the last cache may hold, and all, which it does not.
+    for rows in [ROWS / 4, ROWS] {
+        let count = rows * COLS;
+        let mut group = criterion.benchmark_group(format!("boundary, {} Mi", count >> 20));
+        group
+            .throughput(Throughput::Bytes(2 * count as u64))
+            .sample_size(20)
+            .measurement_time(Duration::from_secs(2))
+            .warm_up_time(Duration::from_millis(500));
+        let mut positions = Vec::new();
+        group.bench_function("scan", |b| {
+            b.iter(|| {
+                for block in tiles().take(rows / TILE_ROWS) {
+                    positions.clear();
+                    scan::differing::<u16>(&base, &new, &block, &mut positions);
+                    black_box(&positions);
+                }
+            });
+        });
+        let mut found = Found::default();
+        for margin in [0, 1] {
+            let step = Step { margin, ..STEP };
+            group.bench_function(format!("boundary, margin {margin}"), |b| {
+                b.iter(|| {
+                    for at in (0..count).step_by(TILE_ROWS * COLS) {
+                        let part = at..at + TILE_ROWS * COLS;
+                        let (w, m, v) =
+                            (&made.w[part.clone()], &made.m[part.clone()], &made.v[part]);
+                        found.clear();
+                        changes(&step, w, m, v, 0, &mut found).unwrap();
+                        black_box(&found);
+                    }
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, kernels, boundary);
 criterion_main!(benches);

@@ -23,3 +23,9 @@ fn bits() -> bool {
         && is_x86_feature_detected!("bmi2")
         && is_x86_feature_detected!("popcnt")
 }
+
+/// Fused multiplications.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn fma() -> bool {
+    is_x86_feature_detected!("fma")
+}

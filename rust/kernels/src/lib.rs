@@ -6,6 +6,7 @@
 //! - [`compare`]: the same, digesting one of them in the same pass
 //! - [`classes`]: elements by exponent, ranks within a class, and back
 //! - [`digest`]: the additive state digest, whole and incremental
+//! - [`boundary`]: which elements an optimizer's step may have changed, without a copy from before it
 //! - [`ordered`]: ordered-integer space, in which neighbouring floats differ by one
 //!
 //! This is the only crate of the core with `unsafe`; every use states why it holds. Each
@@ -13,6 +14,7 @@
 //! program runs, by what the processor offers.
 
 pub mod block;
+pub mod boundary;
 pub mod classes;
 pub mod compare;
 pub mod digest;

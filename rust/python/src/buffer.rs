@@ -1,4 +1,6 @@
-//! NumPy byte matrices as the kernels' matrices. The only `unsafe` outside the kernels crate.
+//! NumPy byte matrices as the kernels' matrices, and float arrays as slices. The only `unsafe` outside the kernels crate.
+
+use std::slice;
 
 use deltawire_kernels::{Matrix, Target};
 use pyo3::buffer::PyBuffer;
@@ -108,6 +110,40 @@ impl ByteMatrix {
         memory
             .within(rows, row_bytes, row, byte)
             .ok_or_else(|| PyValueError::new_err("the shard lies outside its tensor"))
+    }
+}
+
+/// A float32 array of one dimension whose elements are contiguous, exported for as long as this lives, so
+/// that its memory can neither move nor go.
+pub(crate) struct Floats {
+    buffer: PyBuffer<f32>,
+}
+
+impl Floats {
+    pub(crate) fn new(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let expected = "expected a contiguous float32 array of one dimension";
+        let buffer = PyBuffer::<f32>::get(array)
+            .map_err(|e| PyValueError::new_err(format!("{expected}: {e}")))?;
+        // PyO3 0.30 takes big-endian numbers for native ones on little-endian machines.
+        let native = matches!(buffer.format().to_bytes(), b"f" | b"@f" | b"=f");
+        if !native || buffer.dimensions() != 1 || !buffer.is_c_contiguous() {
+            return Err(PyValueError::new_err(expected));
+        }
+        Ok(Self { buffer })
+    }
+
+    /// For reading. Callers of the Python API promise not to write to tensors during a call.
+    pub(crate) fn slice(&self) -> &[f32] {
+        let len = self.buffer.item_count();
+        if len == 0 {
+            // Its pointer may be null.
+            return &[];
+        }
+        // SAFETY: the exporter guarantees that so many elements are readable while the export in `self`
+        // lives, which the lifetime ties the slice to. `PyBuffer` checked that they are aligned, `new` that
+        // they are native float32 and lie back to back; every bit pattern is one. That nobody writes
+        // meanwhile is the documented contract of the Python API.
+        unsafe { slice::from_raw_parts(self.buffer.buf_ptr().cast::<f32>().cast_const(), len) }
     }
 }
 

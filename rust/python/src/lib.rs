@@ -1,10 +1,12 @@
 //! The extension module `deltawire._native`: conversion and error mapping only.
 //!
 //! Verbs of the format crate, one file each: [`writer`], [`delta`] (by range), [`push`] (front to
-//! back), [`compose`], [`mod@join`], [`state`] digests and [`detected`] changes; the board crate's in [`board`] and [`collect`], keys in
-//! [`trust`], tests' [`faults`]. Long work runs without the GIL.
+//! back), [`compose`], [`mod@join`], [`state`] digests and [`detected`] changes; the kernels' [`mod@boundary`] test;
+//! the board crate's in [`board`] and [`collect`], keys in [`trust`], tests' [`faults`]. Long work runs without
+//! the GIL.
 
 mod board;
+mod boundary;
 mod buffer;
 mod collect;
 mod compose;
@@ -45,6 +47,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sink::blake3, module)?)?;
     module.add_function(wrap_pyfunction!(compose::compose, module)?)?;
     module.add_function(wrap_pyfunction!(join::join, module)?)?;
+    module.add_function(wrap_pyfunction!(boundary::boundary, module)?)?;
     module.add_function(wrap_pyfunction!(state::tensor_digests, module)?)?;
     module.add_function(wrap_pyfunction!(detected::tile_shape, module)?)?;
     module.add_function(wrap_pyfunction!(detected::differing, module)?)?;

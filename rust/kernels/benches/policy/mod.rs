@@ -17,7 +17,7 @@ pub(crate) struct Policy {
 }
 
 /// Uniform numbers (SplitMix64).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn bits(&mut self) -> u64 {
@@ -28,8 +28,14 @@ impl Random {
     }
 
     /// In `[0, 1)`.
-    fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u32 << 24) as f32
+    }
+
+    /// With a variance of one. A sum of uniform numbers is near enough to a normal one around zero, where
+    /// it matters.
+    pub(crate) fn normal(&mut self) -> f32 {
+        (0..4).map(|_| self.unit() - 0.5).sum::<f32>() * 1.73
     }
 }
 
@@ -39,9 +45,7 @@ pub(crate) fn policy() -> Policy {
     let mut base = Vec::with_capacity(ROWS * COLS * 2);
     let mut new = Vec::with_capacity(ROWS * COLS * 2);
     for _ in 0..ROWS * COLS {
-        // A sum of uniform numbers is near enough to a normal one around zero, where it matters.
-        let normal = (0..4).map(|_| random.unit() - 0.5).sum::<f32>() * 1.73;
-        let weight = normal * 0.022;
+        let weight = random.normal() * 0.022;
         let old = (weight.to_bits() >> 16) as u16;
         // 0.18 is the mean of |m| / sqrt(v) under Adam with beta1 = 0.9.
         let exponent = i32::from(old >> 7 & 0xff) - 127;
