@@ -13,6 +13,9 @@ import deltawire as dw
 from board_runs import fresh_memory
 from deltawire.detect import Detector
 
+# Models this small are not worth threads, which on a busy machine wait for one another.
+torch.set_num_threads(1)
+
 
 class Block(torch.nn.Module):
     """One layer of a decoder, with grouped heads and a gated MLP."""

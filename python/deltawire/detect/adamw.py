@@ -79,7 +79,9 @@ class AdamWBoundaryDetector(StepwiseDetector):
         missing = [
             part.name
             for part in self._parts.mine
-            if part.origin.parameter.requires_grad and id(part.origin.parameter) not in stepped
+            if part.name not in self._parts.sliced
+            and part.origin.parameter.requires_grad
+            and id(part.origin.parameter) not in stepped
         ]
         if missing:
             log.warning(

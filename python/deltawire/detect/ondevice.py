@@ -29,7 +29,7 @@ Tile = tuple[int, Box, int]
 
 def on_device(tensor: torch.Tensor) -> bool:
     """Whether a tensor's tiles are proven where they lie."""
-    return tensor.device.type == "cuda"
+    return bool(tensor.device.type == "cuda")
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,15 @@ def parts_of(
     tiles = {name: _tile(holders, tiling) for name, holders in by_name.items()}
     owners = _owners(by_name, len(everyone), complete=ranks is not None)
     parts = [
-        Part(held.name, held.dtype, held.shape, tiles[held.name], held.place, origin)
+        Part(
+            held.name,
+            held.dtype,
+            held.shape,
+            tiles[held.name],
+            held.place,
+            origin,
+            complete=held.sliced,
+        )
         for held, origin in here
         if owners.get((held.name, held.place)) == number
     ]

@@ -64,7 +64,9 @@ def publish_together(
         detector.settle()
         return _stats(stats)
     try:
-        pending = publisher.begin(version, parts=size, profile=profile, tiling=None, meta=meta)
+        pending = publisher.begin(
+            version, parts=size, profile=profile, tiling=detector.tiling, meta=meta
+        )
     except Exception as error:
         _sent((None, _plain(error, rank)), first, group)
         raise

@@ -126,6 +126,7 @@ class Part:
         place: the box of the tensor's matrix that is here.
         origin: where it comes from.
         first: what is found here lies so many elements further in the journal of the tensor.
+        complete: whether all of the tensor is here, of which ``place`` is the box to publish.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Part:
     place: Box
     origin: Origin
     first: int = 0
+    complete: bool = False
 
     @property
     def elements(self) -> int:
@@ -153,11 +155,12 @@ class Part:
             LayoutMismatch: it no longer has the shape that it had.
         """
         matrix = self.origin.matrix(self.name)
-        _, rows, _, cols = self.place
-        if tuple(matrix.shape) != (rows, cols):
+        row, rows, _, cols = self.place
+        expected = matrix_shape(self.shape) if self.complete else (rows, cols)
+        if tuple(matrix.shape) != expected:
             raise LayoutMismatch(
                 f"the parameter is now a matrix of {list(matrix.shape)} here, and was one of "
-                f"{[rows, cols]}; make a new detector",
+                f"{list(expected)}; make a new detector",
                 tensor=self.name,
             )
         if self.origin.parameter.dtype != self.origin.dtype:
@@ -166,7 +169,7 @@ class Part:
                 f"{self.origin.dtype}; make a new detector",
                 tensor=self.name,
             )
-        return matrix
+        return matrix[row : row + rows] if self.complete else matrix
 
     def read(self, source: torch.Tensor, box: Box) -> tuple[NativeMatrix, object]:
         """A box of the tensor's matrix in the served dtype, and what keeps its memory.
