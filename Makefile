@@ -33,14 +33,15 @@ REQUIREMENTS = $(PY) -c 'import sys, tomllib; \
 	p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*p["dependencies"], *(r for e in sys.argv[1:] for r in p["optional-dependencies"][e]), sep="\n")'
 
-.PHONY: help demo test test-arm bench bench-python bench-rust vectors fuzz lint format develop clean
+.PHONY: help demo test test-arm bench bench-python bench-detect bench-rust vectors fuzz lint format develop clean
 
 help:
 	@echo "make demo     train a small model and follow it from two other processes"
 	@echo "make test     Rust and Python tests"
 	@echo "make test-arm Rust kernels on 64-bit ARM, emulated: needs gcc-aarch64-linux-gnu and qemu-user"
 	@echo "make bench    one table: sizes and speeds against memcpy on this machine, and other layouts"
-	@echo "              (bench-python, bench-rust: single calls, with pytest-benchmark and criterion)"
+	@echo "              (bench-python, bench-rust: single calls, with pytest-benchmark and criterion;"
+	@echo "              bench-detect: finding the changes of a step against one compare pass)"
 	@echo "make lint     formatting, clippy, ruff, mypy, stubtest, cargo deny"
 	@echo "make format   rewrite the sources in the project's format"
 	@echo "make vectors  regenerate the golden files; fails where a committed one changes"
@@ -69,6 +70,9 @@ bench: $(STAMPS)/native $(STAMPS)/bench
 
 bench-python: $(STAMPS)/native $(STAMPS)/bench
 	$(PY) -m pytest benches/test_surface.py $(BENCH)
+
+bench-detect: develop
+	$(PY) benches/detect.py $(BENCH)
 
 bench-rust:
 	cargo bench --locked -p deltawire-kernels -p deltawire-format --bench kernels --bench codecs $(BENCH)

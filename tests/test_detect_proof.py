@@ -59,8 +59,10 @@ def test_a_detector_that_is_broken_on_purpose(how: str, told: Any) -> None:
     detector._found = broken  # type: ignore[method-assign]
     for stats in follow(detector, model, step_of(model, optimizer), 3):
         assert detector.proof is not None
-        assert detector.proof.wrong == 1
-        assert detector.proof.wrong_tensors == ["layers.1.up_proj.weight"]
+        # Where an element nearby was in doubt, it cannot be told whose fault it is.
+        assert detector.proof.wrong + detector.proof.open == 1
+        names = detector.proof.wrong_tensors + detector.proof.open_tensors
+        assert names == ["layers.1.up_proj.weight"]
         assert stats.resent == model.layers[1].up_proj.weight.numel()
     assert len(told()) == 3
     assert "layers.1.up_proj.weight" in told()[0]
@@ -193,7 +195,7 @@ def test_adversarial_weights(lr: float, fused: bool) -> None:
 
 
 def test_not_a_number() -> None:
-    """In a moment, and so in a weight: its tile goes whole once, the rest is as always."""
+    """In a moment, and so in a weight: the digests know what it was before."""
     weights = {name: torch.nn.Parameter(torch.randn(50, 40) * 0.02) for name in "ab"}
     optimizer = torch.optim.AdamW(weights.values(), lr=1e-5)
     with AdamWBoundaryDetector(weights, optimizer) as detector:
@@ -206,12 +208,10 @@ def test_not_a_number() -> None:
             optimizer.step()
             expected, found = dict(snapshot.collect()), dict(detector.collect())
             assert detector.proof is not None
-            assert detector.proof.open_tensors == (["a"] if number == 2 else [])
-            assert detector.proof.wrong == 0
+            assert detector.proof.open == detector.proof.wrong == 0
             assert detector.state == snapshot.state
-            assert np.array_equal(found["b"].positions, expected["b"].positions)
-            if number != 2:
-                assert np.array_equal(found["a"].positions, expected["a"].positions)
+            for name in "ab":
+                assert np.array_equal(found[name].positions, expected[name].positions)
 
 
 def test_a_step_counter_that_jumps(told: Any) -> None:

@@ -182,6 +182,20 @@ def test_digests_wherever_a_block_lies(
         assert tuple(lane % (1 << 64) for lane in got.tolist()) == expected
 
 
+@pytest.mark.parametrize("rows", [1, 7, 50, 60])
+@pytest.mark.parametrize("cols", [24, 117, 4100])
+def test_digests_of_pieces(rng: np.random.Generator, rows: int, cols: int) -> None:
+    whole = noise(rng, "BF16", (50, cols))
+    key, words = device.key("w", "BF16", (90, cols)), words_of(2 * cols)
+    got = device.digest(whole, key, 30, 0, words, piece_rows=rows)
+    parts = [
+        device.digest(whole[first : first + rows], key, 30 + first, 0, words)
+        for first in range(0, 50, rows)
+    ]
+    assert torch.equal(got, torch.stack(parts))
+    assert device.digest(whole[:0], key, piece_rows=3).shape == (0, 2)
+
+
 def test_blocks_that_cut_words() -> None:
     block, key = torch.zeros(4, 6, dtype=torch.bfloat16), device.key("w", "BF16", (4, 20))
     assert len(device.digest(block, key, 0, 3, 5)) == 2

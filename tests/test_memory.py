@@ -83,3 +83,17 @@ print(peak.extra)
     )
     assert done.returncode == 0, done.stderr
     assert 96 << 20 <= int(done.stdout) + (1 << 20) < 128 << 20
+
+
+def test_detection_keeps_no_copy() -> None:
+    """Finding and proving what a step changed takes 64 MiB beside the changes, at most."""
+    command = [sys.executable, ROOT / "benches" / "detect.py", "--memory", "adamw"]
+    # Masters, moments and served weights have 448 MiB.
+    done = subprocess.run([*command, "--elements", str(1 << 25)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    peaks = json.loads(done.stdout)
+    assert peaks["changed"] > 100_000
+    # Positions, flags and two values; twice while they are merged.
+    limit = (64 << 20) + 26 * peaks["changed"]
+    for name in ("made", "step", "collect"):
+        assert peaks[name] <= limit, peaks

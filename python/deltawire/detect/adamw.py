@@ -179,14 +179,16 @@ class AdamWBoundaryDetector(StepwiseDetector):
             self._lose(parts, "the update does not rise with the weight: lr * weight_decay > 1")
             return
         for part in parts:
-            self._note(part, _changes(local_of(parameter), update, part.origin.span))
+            self._note(part, _changes(local_of(parameter), update, part.origin.span, self._threads))
 
     def _lose(self, parts: list[Part], why: str) -> None:
         for part in parts:
             self._journals[part.name].lose(why)
 
 
-def _changes(w: torch.Tensor, update: Update, span: tuple[int, int] | None) -> Found:
+def _changes(
+    w: torch.Tensor, update: Update, span: tuple[int, int] | None, threads: int | None
+) -> Found:
     """Elements that one step changed, of the parameter or a span of it."""
     m, v = local_of(update.m), local_of(update.v)
     if span is not None:
@@ -207,6 +209,7 @@ def _changes(w: torch.Tensor, update: Update, span: tuple[int, int] | None) -> F
         divide_first=step.divide_first,
         contracted=step.contracted,
         margin=step.margin,
+        threads=threads,
     )
     assert got is not None  # `usable` has seen to it
     return Found(

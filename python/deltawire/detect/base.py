@@ -1,7 +1,7 @@
 """What all detectors share: the base's digests, and proving changes against them.
 
 A detector keeps no copy of what receivers hold, but the digest of each piece of it (16 bytes for
-65,536 elements, ``spec/digest-v1.md``). What it found is proven tile by tile: the elements now,
+8,192 elements, ``spec/digest-v1.md``). What it found is proven tile by tile: the elements now,
 with the old ones put back, must have the digest that was kept. So no change can be missed
 silently, whoever made it; a tile that does not prove right is sent whole.
 """
@@ -216,6 +216,8 @@ class Detector(Closing):
                     kept.append(digests)
                     proof.note(part.name, how, box[1] * box[3])
                     changes.add(how, box, matrix, *found)
+                # Before the next ones are read.
+                del matrices, matrix, rewound
             after[part.name] = kept
             part.origin.release()
             if changes.count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,11 @@ import numpy.typing as npt
 from .. import _native
 from ..tensors import ITEMSIZE
 from .journal import Bits, Found, nothing
+from .ondevice import on_device
 from .served import Box, Part
+
+if TYPE_CHECKING:
+    import torch
 
 #: Served bytes that are compared at once.
 _PIECE_BYTES = 4 << 20
@@ -26,20 +30,88 @@ def _boxes(part: Part) -> Iterator[Box]:
 
 
 class Snapshot:
-    """The served elements of a part at one moment: uint8 ``[rows, bytes of a row]``."""
+    """The served elements of a part at one moment.
+
+    Attributes:
+        data: uint8 ``[rows, bytes of a row]``, on the host.
+        tensor: or a tensor of the served dtype ``[rows, cols]``, on the parameter's device.
+    """
+
+    tensor: torch.Tensor | None = None
 
     def __init__(self, part: Part) -> None:
         row, rows, _, cols = part.place
-        self.data: npt.NDArray[np.uint8] = np.empty((rows, cols * ITEMSIZE[part.dtype]), np.uint8)
         source = part.source()
+        if on_device(source):
+            served = part.origin.served()[part.name]
+            self.tensor = source.to(served, copy=True).contiguous()
+            part.origin.release()
+            return
+        self.data: npt.NDArray[np.uint8] = np.empty((rows, cols * ITEMSIZE[part.dtype]), np.uint8)
         for box in _boxes(part):
             matrix, _owner = part.read(source, box)
             self.data[box[0] - row : box[0] - row + box[1]] = matrix[0]
         part.origin.release()
 
+    def take(self, positions: npt.NDArray[np.int64], new: Bits) -> None:
+        """Change elements to what they are now."""
+        if self.tensor is None:
+            self.data.reshape(-1).view(new.dtype)[positions] = new
+            return
+        flat = _integers(self.tensor).view(-1)
+        values = torch_from(new, flat.dtype).to(flat.device)
+        import torch
+
+        flat[torch.from_numpy(positions).to(flat.device)] = values
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(widths[tensor.element_size()])
+
+
+def torch_from(bits: Bits, dtype: torch.dtype) -> torch.Tensor:
+    """Unsigned patterns as a tensor of integers as wide."""
+    import torch
+
+    width = bits.dtype.itemsize
+    signed = np.ascontiguousarray(bits).view(np.uint8 if width == 1 else f"i{width}")
+    return torch.from_numpy(signed).view(dtype)
+
+
+def _device_differences(part: Part, before: torch.Tensor) -> tuple[Found, Bits]:
+    """As :func:`differences`, where the elements lie, some rows at a time."""
+    import torch
+
+    from .device import differing
+
+    unsigned = np.dtype(f"u{ITEMSIZE[part.dtype]}")
+    source, (row, _, _, cols) = part.source(), part.place
+    found: list[torch.Tensor] = []
+    values: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for box in _boxes(part):
+        first = box[0] - row
+        old = before[first : first + box[1]]
+        new = source[first : first + box[1]].to(before.dtype)
+        at = differing(old, new)
+        found.append(at + first * cols)
+        values.append((_integers(old).reshape(-1)[at], _integers(new).reshape(-1)[at]))
+    part.origin.release()
+    if not found:
+        empty = nothing(unsigned.itemsize)
+        return empty, empty.old
+    old, new = (
+        torch.cat(list(one)).cpu().numpy().view(unsigned) for one in zip(*values, strict=True)
+    )
+    return Found.certain(torch.cat(found).cpu().numpy(), old), new
+
 
 def differences(part: Part, before: Snapshot) -> tuple[Found, Bits]:
     """Elements that are other bits than in a snapshot, with their old ones; and the new ones."""
+    if before.tensor is not None:
+        return _device_differences(part, before.tensor)
     width = ITEMSIZE[part.dtype]
     bits = np.dtype(f"u{width}")
     source, (row, _, _, cols) = part.source(), part.place

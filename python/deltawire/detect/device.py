@@ -180,6 +180,7 @@ def digest(
     row: int = 0,
     word: int = 0,
     words_per_row: int | None = None,
+    piece_rows: int | None = None,
 ) -> torch.Tensor:
     """State digest of a block of a tensor, without start value; those of all blocks add up.
 
@@ -188,9 +189,11 @@ def digest(
         key: of the whole tensor.
         row, word: row, and 8-byte word within it, of the whole tensor at which the block begins.
         words_per_row: of the whole tensor, ``ceil(cols * width / 8)``; None: the block's own.
+        piece_rows: also of each piece of so many rows, the last one shorter.
 
     Returns:
-        int64 ``[2]`` on the device: both lanes, modulo 2^64. The call does not wait for it.
+        int64 ``[2]`` on the device: both lanes, modulo 2^64; ``[pieces, 2]`` of pieces. The call
+        does not wait for it.
 
     Raises:
         LayoutMismatch: the block reaches beyond a row, or ends within a word before its end.
@@ -213,21 +216,26 @@ def digest(
             f"words of a row of {words_per_row}"
         )
     rows, n, device = matrix.rows, matrix.rows * cols, block.device
+    pieces = 1 if piece_rows is None else -(-rows // piece_rows)
     if n == 0:
-        return torch.zeros(2, dtype=torch.int64, device=device)
+        shape = (2,) if piece_rows is None else (pieces, 2)
+        return torch.zeros(shape, dtype=torch.int64, device=device)
     # The widest integers that every row can be read as.
     apart = matrix.stride * width if rows > 1 else 0
     unit = math.gcd(8, matrix.bits.data_ptr(), apart, row_bytes)
     flat = rows == 1 or (unit == 8 and matrix.dense and cols == words_per_row)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[unit]
-    programs = -(-n // _DIGESTED)
-    sums = torch.empty((2, programs), dtype=torch.int64, device=device)
+    piece = n if piece_rows is None else piece_rows * cols
+    programs = -(-piece // _DIGESTED)
+    sums = torch.empty((2, pieces * programs), dtype=torch.int64, device=device)
     launch(
         kernels.digest,
-        programs,
+        pieces * programs,
         triton.reinterpret(matrix.bits, integers),
         sums,
         n,
+        piece,
+        programs,
         cols,
         row_bytes // unit,
         apart // unit,
@@ -240,7 +248,7 @@ def digest(
         LAYOUT=0 if flat else 1 if cols < NARROW else 2,
         BLOCK=_DIGESTED,
     )
-    return sums.sum(1)
+    return sums.sum(1) if piece_rows is None else sums.view(2, pieces, programs).sum(2).T
 
 
 def _signed(number: int) -> int:

@@ -118,11 +118,25 @@ def _mixed(x: tl.tensor, m: tl.constexpr, r: tl.constexpr, s: tl.constexpr) -> t
     return x ^ (x >> 28)
 
 
-@triton.jit(do_not_specialize=["cols", "units", "stride", "words_per_row", "first", "k0", "k1"])
+@triton.jit(
+    do_not_specialize=[
+        "piece",
+        "programs",
+        "cols",
+        "units",
+        "stride",
+        "words_per_row",
+        "first",
+        "k0",
+        "k1",
+    ]
+)
 def digest(
     block: tl.tensor,
     sums: tl.tensor,
     n: tl.tensor,
+    piece: tl.tensor,
+    programs: tl.tensor,
     cols: tl.tensor,
     units: tl.tensor,
     stride: tl.tensor,
@@ -137,12 +151,15 @@ def digest(
 ) -> None:
     """Both lanes summed over the words of a program: ``sums[0, program]`` and ``sums[1, program]``.
 
-    A row has ``cols`` words, read as ``units`` integers of ``UNIT`` bytes, up to ``UNITS`` a word;
+    Pieces of ``piece`` words have ``programs`` programs each. A row has ``cols`` words, read as
+    ``units`` integers of ``UNIT`` bytes, up to ``UNITS`` a word;
     what is missing at its end is zero.
     """
     program = tl.program_id(0)
-    start = program.to(tl.int64) * BLOCK
-    inside = start + tl.arange(0, BLOCK) < n
+    begin = (program // programs).to(tl.int64) * piece
+    start = begin + (program % programs).to(tl.int64) * BLOCK
+    number = start + tl.arange(0, BLOCK)
+    inside = (number < n) & (number < begin + piece)
     row, col = place(start, cols, LAYOUT, BLOCK)
     if UNIT == 8:
         word = tl.load(block + row * stride + col, mask=inside, other=0)

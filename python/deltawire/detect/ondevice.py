@@ -72,10 +72,10 @@ class DeviceTiles:
         import torch
 
         device = self._source.device
-        at = torch.from_numpy(np.ascontiguousarray(found.positions)).to(device, non_blocking=True)
         width = ITEMSIZE[self._part.dtype]
         signed = found.old.view(np.uint8 if width == 1 else f"i{width}")
-        old = torch.from_numpy(np.ascontiguousarray(signed)).to(device, non_blocking=True)
+        # Copied, since torch wants memory that could be written.
+        at, old = (torch.from_numpy(a.copy()).to(device) for a in (found.positions, signed))
         queued = []
         for _, box, rows in tiles:
             new = self._tile(box)
@@ -139,22 +139,9 @@ class DeviceTiles:
 
     def _pieces(self, tile: torch.Tensor, box: Box, piece_rows: int) -> torch.Tensor:
         """Digests of a tile's pieces: int64 ``[pieces, 2]``, on the device."""
-        import torch
-
-        row, rows, col, _ = box
+        row, _, col, _ = box
         word = col * ITEMSIZE[self._part.dtype] // 8
-        return torch.stack(
-            [
-                digest(
-                    tile[first : first + piece_rows],
-                    self._key,
-                    row + first,
-                    word,
-                    self._words,
-                )
-                for first in range(0, rows, piece_rows)
-            ]
-        )
+        return digest(tile, self._key, row, word, self._words, piece_rows)
 
     def _within(self, at: torch.Tensor, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
         """Those of some positions of the part that lie in a tile, within it, and their indices."""

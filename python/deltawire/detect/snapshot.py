@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..tensors import ITEMSIZE
 from ..types import Tiling
 from .base import Detector
 from .compare import Snapshot, differences
@@ -21,7 +18,7 @@ class SnapshotDetector(Detector):
     """Keeps a served-dtype copy of the base, and compares with it.
 
     Always exact, whatever changed the parameters and however often. Costs the memory of one served
-    copy on the CPU; the other detectors need none.
+    copy where the parameters are; the other detectors need none.
 
     Args and errors as for :class:`Detector`.
     """
@@ -46,8 +43,6 @@ class SnapshotDetector(Detector):
         return found
 
     def _restart(self) -> None:
-        dtypes = {part.name: part.dtype for part in self._parts.mine}
         for name, (found, new) in self._latest.items():
-            flat = self._copies[name].data.reshape(-1)
-            flat.view(np.dtype(f"u{ITEMSIZE[dtypes[name]]}"))[found.positions] = new
+            self._copies[name].take(found.positions, new)
         self._latest = {}

@@ -16,7 +16,10 @@ use crate::table::Tensor;
 use crate::tile::{picks, TilePick};
 
 /// Most elements of a piece, unless one row has more.
-const PIECE_ELEMENTS: usize = 1 << 16;
+const PIECE_ELEMENTS: usize = 1 << 13;
+
+/// Elements of a piece of which nothing is known, at most, that are tried with every value.
+const FEW: usize = 2;
 
 /// The rows of a tile in pieces that each have a digest of their own: few elements in doubt each.
 pub fn pieces(block: Block, width: u8) -> impl Iterator<Item = Block> {
@@ -306,12 +309,13 @@ impl Findings {
                     // What starts at zero takes on values that say nothing of where they came from.
                     Sure::Unknown => W::default(),
                 };
+                let others = vec![other];
                 Some((
                     self.sure[at],
                     Doubt {
                         index,
                         position,
-                        other,
+                        others,
                     },
                 ))
             })
@@ -323,38 +327,56 @@ impl Findings {
                 Outcome::Wrong
             });
         }
-        let all: Vec<Doubt<W>> = doubts.iter().map(|(_, doubt)| *doubt).collect();
+        let of = |wanted: Sure| {
+            let some = doubts.iter().filter(move |(sure, _)| *sure == wanted);
+            some.map(|(_, doubt)| doubt.clone()).collect::<Vec<_>>()
+        };
+        let (known, unknown) = (of(Sure::Either), of(Sure::Unknown));
         let settled = |doubts: &[Doubt<W>], base: &[u8], missing| {
             settle(&self.entry, block, base, doubts, missing)
         };
+        let all: Vec<Doubt<W>> = doubts.iter().map(|(_, doubt)| doubt.clone()).collect();
+        // Those that nobody knows of were zero, or what they are now.
         if let Some(chosen) = settled(&all, base, missing) {
             return Ok(chosen);
         }
-        // Many that nobody knows of: perhaps all of them were zero, or none has changed.
-        let known: Vec<Doubt<W>> = (doubts.iter())
-            .filter(|(sure, _)| *sure == Sure::Either)
-            .map(|(_, doubt)| *doubt)
-            .collect();
-        if known.len() == all.len() {
+        if unknown.is_empty() {
             return Err(Outcome::Open);
         }
+        // Too many to tell one by one: perhaps none of them has changed, or all were zero.
         if let Some(chosen) = settled(&known, base, missing) {
             return Ok(chosen);
         }
-        let zeros = doubts.iter().filter(|(sure, _)| *sure == Sure::Unknown);
-        let zeros: Vec<Doubt<W>> = zeros.map(|(_, doubt)| *doubt).collect();
         let mut emptied = base.to_vec();
-        for doubt in &zeros {
+        for doubt in &unknown {
             put(
                 &mut emptied,
                 doubt.position as usize * W::WIDTH,
-                doubt.other,
+                W::default(),
             );
         }
-        let change = self.change_to(block, base, &zeros, &emptied);
-        let mut chosen = settled(&known, &emptied, missing.minus(change)).ok_or(Outcome::Open)?;
-        chosen.extend(zeros.iter().map(|doubt| (doubt.index, doubt.other)));
-        Ok(chosen)
+        let change = self.change_to(block, base, &unknown, &emptied);
+        if let Some(mut chosen) = settled(&known, &emptied, missing.minus(change)) {
+            chosen.extend(unknown.iter().map(|doubt| (doubt.index, W::default())));
+            return Ok(chosen);
+        }
+        // A few near zero: any value at all.
+        if W::WIDTH > 2 {
+            return Err(Outcome::Open);
+        }
+        let any: Vec<W> = (0..1u64 << (8 * W::WIDTH)).map(W::from_u64).collect();
+        let open = |(sure, doubt): &(Sure, Doubt<W>)| match sure {
+            Sure::Unknown => Doubt {
+                others: any.clone(),
+                ..doubt.clone()
+            },
+            _ => doubt.clone(),
+        };
+        if unknown.len() > FEW {
+            return Err(Outcome::Open);
+        }
+        let wide: Vec<Doubt<W>> = doubts.iter().map(open).collect();
+        settled(&wide, base, missing).ok_or(Outcome::Open)
     }
 
     /// What the digest of a tile changes by where `after` has other elements than `before`.

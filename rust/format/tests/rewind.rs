@@ -259,6 +259,37 @@ fn many_in_doubt() {
 }
 
 #[test]
+fn any_value_of_a_few() {
+    for count in 1..=3 {
+        let entry = tensor("BF16", 64, 64);
+        let base = Random(count as u64).bytes(64 * 64 * 2);
+        let mut new = base.clone();
+        let mut lists = Lists::default();
+        for i in 0..count {
+            // Two of them in one word.
+            let at = [700, 701, 900][i];
+            new[2 * at..2 * at + 2].copy_from_slice(&[1, 2]);
+            lists.push(at, Sure::Unknown, &[1, 2], &[1, 2]);
+        }
+        lists.push(1000, Sure::Either, &[3, 3], &base[2000..2002]);
+        let case = alone(entry, base, new);
+        let (_, outcomes) = detected(&case, &lists, Profile::Compact);
+        let expected = [Outcome::Settled, Outcome::Open, Outcome::Open];
+        assert_eq!(outcomes, [expected[count - 1]]);
+    }
+    // In words of their own, two can be told.
+    let entry = tensor("BF16", 64, 64);
+    let base = Random(9).bytes(64 * 64 * 2);
+    let mut new = base.clone();
+    let mut lists = Lists::default();
+    for at in [700, 900] {
+        new[2 * at..2 * at + 2].copy_from_slice(&[1, 2]);
+        lists.push(at, Sure::Unknown, &[0, 0], &[0, 0]);
+    }
+    check(&alone(entry, base, new), &lists);
+}
+
+#[test]
 fn a_tensor_that_starts_at_zero() {
     // Each element has a word of its own, and nobody knows what any was; and two were one of two.
     for unchanged in [false, true] {
