@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..board import Board, Publisher
 from ..checkpoint import Checkpoint
+from ..detect import AdamWBoundaryDetector, Detector
 from ..tensors import as_view
 from . import child, grpo, policy
 from .errors import DemoError
@@ -39,13 +40,16 @@ def train(config: DemoConfig, spool: Spool) -> None:
     optimizer = torch.optim.AdamW(
         mine.model.parameters(), lr=config.lr, betas=(0.9, 0.999), weight_decay=0.01
     )
-    # The BF16 copy that receivers hold, kept to find what a step has changed. A detector that
-    # works from the optimizer's state makes it unnecessary; this is the plain way.
-    held = policy.served(mine)
     board = Board(config.board, create=True)
-    with board.publisher(run="demo") as publisher:
+    with (
+        # Keeps no copy of what receivers hold: the optimizer's state tells what changed.
+        AdamWBoundaryDetector(
+            dict(mine.model.named_parameters()), optimizer, threads=config.trainer_threads
+        ) as detector,
+        board.publisher(run="demo") as publisher,
+    ):
         anchor = publisher.publish_anchor(
-            0, held, extra_files=extra, threads=config.trainer_threads
+            0, policy.served(mine), extra_files=extra, threads=config.trainer_threads
         )
         state = anchor.result_state
         spool.put("published", "0", anchor.as_dict())
@@ -55,25 +59,19 @@ def train(config: DemoConfig, spool: Spool) -> None:
             step = grpo.step(mine.model, optimizer, groups, config.temperature)
             seconds = time.perf_counter() - started
             child.log(f"step to version {version} in {seconds:.2f} s: {step}")
-            held, state = _publish(config, spool, publisher, mine, version, held)
+            state = _publish(config, spool, publisher, detector, version)
     _collect(config, spool, mine, config.versions, state)
-    _compare(config, spool, held)
+    _compare(config, spool, policy.served(mine))
 
 
 def _publish(
-    config: DemoConfig,
-    spool: Spool,
-    publisher: Publisher,
-    mine: policy.Policy,
-    version: int,
-    held: dict[str, Tensor],
-) -> tuple[dict[str, Tensor], bytes]:
-    """Cast the masters and publish them against what receivers hold. Returns both."""
-    new = policy.served(mine)
-    stats = publisher.publish(version, base=held, new=new, threads=config.trainer_threads)
+    config: DemoConfig, spool: Spool, publisher: Publisher, detector: Detector, version: int
+) -> bytes:
+    """Publish what the step changed. Returns the version's state."""
+    stats = publisher.publish(version, detector=detector, threads=config.trainer_threads)
     spool.put("published", str(version), stats.as_dict())
     child.log(f"version {version}: {stats.changed} elements, {stats.bytes} bytes")
-    return new, stats.result_state
+    return stats.result_state
 
 
 def _collect(
