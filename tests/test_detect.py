@@ -156,6 +156,62 @@ def test_a_publish_that_fails_keeps_the_changes(kind: str) -> None:
         assert detector.state == stats.result_state == dw.state_digest(dict(detector.served()))
 
 
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_version_that_was_published_although_the_store_failed(kind: str, stepped: bool) -> None:
+    """Neither the commit's answer nor its read-back came: the next publish finds out."""
+    from deltawire.testing import FaultPlan
+
+    model = made()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    plan, url = FaultPlan(), fresh_memory()
+    board = dw.Board(url, create=True, faults=plan)
+    with detector_of(kind, model, optimizer) as detector, board.publisher() as publisher:
+        publisher.publish_anchor(0, dict(detector.served()))
+        backward(model, 1)
+        optimizer.step()
+        name = "manifests/" + "1".zfill(20)
+        plan.add("lost-reply", on="create", path=name)
+        plan.add("error", on="get", path=name, times=None)
+        with pytest.raises(dw.StoreError):
+            publisher.publish(detector=detector)
+        plan.clear()
+        assert board.head() == 1
+        if stepped:
+            backward(model, 2)
+            optimizer.step()
+        publisher = board.publisher()
+        stats = publisher.publish(detector=detector)
+        assert stats.version == 2
+        assert stats.result_state == dw.state_digest(dict(detector.served())) == detector.state
+        # Only what has changed twice is not known, and goes whole.
+        assert (stats.resent > 0) == (stepped and kind != "snapshot")
+        backward(model, 3)
+        optimizer.step()
+        assert publisher.publish(detector=detector).resent == 0
+
+
+def test_closures_and_one_gradient_at_a_time(kind: str) -> None:
+    """A closure is called once a step, whatever the number of buckets; gradients are kept."""
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    how: dict[str, Any] = {} if kind == "snapshot" else {"bucket_bytes": 20_000}
+    with detector_of(kind, model, optimizer, **how) as detector:
+        calls = 0
+
+        def closure() -> float:
+            nonlocal calls
+            calls += 1
+            backward(model, calls)
+            return 0.5
+
+        def step(number: int) -> None:
+            assert optimizer.step(closure) == 0.5
+            assert calls == number
+            assert all(p.grad is not None for p in model.parameters())
+
+        assert all(s.changed and not s.resent for s in follow(detector, model, step, 2))
+
+
 def test_training_is_what_it_was(kind: str) -> None:
     """With a detector, parameters and state come out the same, bit for bit."""
     runs = []

@@ -71,6 +71,7 @@ class StepwiseDetector(Detector):
         self._journals = {
             p.name: Journal(ITEMSIZE[p.dtype]) for p in self._parts.mine + self._parts.watched
         }
+        self._at_write: dict[str, Found] = {}
         #: What other ranks found in what is published here.
         self._others: dict[str, Journal] = {}
         self._others_lost: dict[str, str] | None = None
@@ -131,6 +132,20 @@ class StepwiseDetector(Detector):
     def _lost(self, part: Part) -> str | None:
         others = self._others_lost or {}
         return self._journals[part.name].lost or others.get(part.name)
+
+    def _wrote(self) -> None:
+        self._at_write = {name: journal.found for name, journal in self._journals.items()}
+
+    def _adopt(self) -> None:
+        moved = [
+            name
+            for name, journal in self._journals.items()
+            if journal.found is not self._at_write.get(name)
+        ]
+        self.settle()
+        for name in moved:
+            # It is known what was before the version that was written, not what is in it.
+            self._journals[name].lose("a version was published although the store said otherwise")
 
     def _restart(self) -> None:
         for journal in self._journals.values():
