@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -134,9 +135,26 @@ class AdamWBoundaryDetector(StepwiseDetector):
         log.warning("compared around each step of %s: %s", type(optimizer).__name__, told)
 
     def _watched(self, optimizer: torch.optim.Optimizer) -> Iterable[Part]:
-        # Parameters may have been added since the last step.
+        # Parameters may have been added since the last step, and counters loaded.
         self._look(optimizer)
+        self._count(optimizer)
         return [p for p in self._parts.watched if id(p.origin.parameter) in self._fallback]
+
+    def _count(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note where the counters are before a step."""
+        recipe = self._recipes[id(optimizer)]
+        if recipe is None:
+            return
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                before = self._seen.get(id(p))
+                if before is None or id(p) in self._fallback:
+                    continue
+                with contextlib.suppress(Unknown):
+                    self._seen[id(p)] = recipe.number(p, group)
+                if self._seen[id(p)] != before:
+                    now = self._seen[id(p)]
+                    self._lose(self._of[id(p)], f"a step counter went from {before} to {now}")
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         recipe = self._recipes[id(optimizer)]
@@ -165,7 +183,7 @@ class AdamWBoundaryDetector(StepwiseDetector):
             if number == before:
                 return
             if number != before + 1:
-                self._lose(parts, f"a step counter went from {before} to {number}")
+                self._lose(parts, f"a step counter went from {before} to {number} in one step")
                 return
             if parameter.grad is None and not recipe.counts_alone:
                 return

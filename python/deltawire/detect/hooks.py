@@ -171,7 +171,8 @@ def trainer_callback(board: Board, **settings: Any) -> TrainerCallback:
         trainer.add_callback(dw.detect.trainer_callback(dw.Board("s3://bucket/run")))
 
     ``settings`` are those of :func:`on_step`. The version is published at the end of a step, so
-    with gradient accumulation once for all of its batches.
+    with gradient accumulation once for all of its batches. Of several processes that hold the
+    model alike the first one publishes; where it is sharded, use :func:`publish_together`.
     """
     from transformers import TrainerCallback
 
@@ -181,6 +182,8 @@ def trainer_callback(board: Board, **settings: Any) -> TrainerCallback:
         published: StepPublisher | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not state.is_world_process_zero:
+                return
             self.published = on_step(board, kwargs["model"], kwargs["optimizer"], **settings)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
