@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import io
 import logging
 from typing import Any
 
@@ -109,8 +111,50 @@ def test_collected_changes_are_those_of_the_reference(kind: str) -> None:
                     changes.old.view(torch.int16).numpy().view(np.uint16), old[changes.positions]
                 )
             before = after
-        # Changes go into a writer like any others.
         assert not dict(detector.collect())
+
+
+def test_collected_changes_go_into_a_writer(kind: str) -> None:
+    """Without a board: absolute changes, as any writer takes them."""
+    model = made()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
+    with detector_of(kind, model, optimizer) as detector:
+        replica = {name: view.data.copy() for name, view in detector.served()}
+        target = {
+            name: dw.TensorView.from_bytes("BF16", detector.tensors[name][1], data)
+            for name, data in replica.items()
+        }
+        backward(model, 1)
+        optimizer.step()
+        sink = io.BytesIO()
+        with dw.StreamWriter(sink, detector.tensors, profile="overwrite") as writer:
+            for name, changes in detector.collect():
+                writer.add_changes(name, changes)
+        dw.apply(sink.getvalue(), target)
+        for name, view in detector.served():
+            assert np.array_equal(replica[name], view.data), name
+
+
+def test_asyncio(kind: str) -> None:
+    from deltawire import aio
+
+    model = made()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
+
+    async def work(detector: Detector) -> None:
+        async with aio.AsyncBoard(fresh_memory(), create=True) as board:
+            async with board.publisher() as publisher:
+                assert not publisher.closed
+                await publisher.publish_anchor(0, dict(detector.served()))
+                backward(model, 1)
+                optimizer.step()
+                stats = await publisher.publish(detector=detector)
+                assert stats.version == 1
+                assert stats.result_state == detector.state
+            assert publisher.closed
+
+    with detector_of(kind, model, optimizer) as detector:
+        asyncio.run(work(detector))
 
 
 def test_an_iteration_that_ends_early_takes_nothing(kind: str) -> None:
