@@ -171,6 +171,7 @@ def changes(step: Step, w: F32, m: F32, v: F32) -> Found:
         known &= low_done & high_done & two
         kinds = np.where(known, np.where(low == high, CERTAIN, EITHER), UNKNOWN).astype(np.uint8)
         keep = ~((kinds == CERTAIN) & (low == new))
-        old = np.where(kinds == UNKNOWN, new, low)
-        other = np.where(kinds == UNKNOWN, new, high)
+        # The likelier one first.
+        old = np.where(kinds == UNKNOWN, new, guess)
+        other = np.where(kinds == UNKNOWN, new, np.where(low == guess, high, low))
     return Found(at[keep], kinds[keep], old[keep], other[keep])

@@ -16,6 +16,8 @@ from deltawire.detect import (
     base,
     compare,
 )
+from deltawire.detect.journal import EITHER, UNKNOWN, Found
+from deltawire.detect.served import Part
 from detect_runs import follow, made
 
 
@@ -86,6 +88,37 @@ def test_what_does_not_prove_right_is_brought_over() -> None:
             assert detector.proof.wrong == (number == 1)
             assert detector.proof.tiles > 6
             assert detector.state == snapshot.state
+
+
+@pytest.mark.parametrize("sure", [EITHER, UNKNOWN])
+def test_a_piece_in_doubt_is_settled_by_the_host(
+    sure: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only it is brought over, and its tile stays where it is."""
+    weights = {"a": torch.nn.Parameter(torch.randn(300, 64) * 0.02)}
+    optimizer = torch.optim.AdamW(weights.values(), lr=1e-5)
+    snapshot = SnapshotDetector(weights)
+    with AdamWBoundaryDetector(weights, optimizer) as detector:
+        weights["a"].grad = torch.randn(300, 64)
+        optimizer.step()
+        original = detector._found
+
+        def doubtful(part: Any) -> Found:
+            found = original(part)
+            kinds, old, other = found.sure.copy(), found.old.copy(), found.old.copy()
+            kinds[5], old[5] = sure, old[5] ^ 3
+            return Found(found.positions, kinds, old, other)
+
+        detector._found = doubtful  # type: ignore[method-assign]
+        monkeypatch.setattr(Part, "read", None)
+        with dw.StreamWriter(_Null(), detector.mine, tiles=detector.tiles) as writer:
+            detector.write(writer)
+        detector.settle()
+        assert detector.proof is not None
+        assert (detector.proof.tiles, detector.proof.settled) == (1, 1)
+        monkeypatch.undo()
+        dict(snapshot.collect())
+        assert detector.state == snapshot.state
 
 
 class _Null:

@@ -124,6 +124,9 @@ class Findings:
     def digests(
         self, items: list[tuple[int, _Matrix]], threads: int | None = None
     ) -> list[bytes]: ...
+    def rewind_pieces(
+        self, items: list[tuple[int, int, _Matrix, bytes]]
+    ) -> list[tuple[str, bytes, bytes]]: ...
     def rewind(
         self, items: list[tuple[int, _Matrix, bytes]], threads: int | None = None
     ) -> list[tuple[str, bytes, bytes, bytes, bytes]]: ...

@@ -23,7 +23,7 @@ from ..errors import LayoutMismatch, WrongBase
 from ..tensors import ITEMSIZE, TensorView
 from ..types import Changes, Tiling
 from .journal import Found, nothing
-from .ondevice import DeviceTiles, Proven, Tile, certain, on_device, total
+from .ondevice import DeviceTiles, Proven, Tile, on_device, total
 from .parts import parts_of
 from .report import Proof
 from .served import Box, Part
@@ -312,7 +312,7 @@ class Detector(Closing):
         source, done = part.source(), 0
         kept = self._kept[part.name]
         device = None
-        if on_device(source) and certain(found) and writer.profile != "overwrite":
+        if on_device(source) and writer.profile != "overwrite":
             device = DeviceTiles(part, source)
         for batch in _batches(part, findings):
             before = kept[done : done + len(batch)]
@@ -321,7 +321,7 @@ class Detector(Closing):
             proven = (
                 [Proven(None)] * len(batch)
                 if device is None
-                else device.prove(batch, found, before)
+                else device.prove(batch, found, findings, before)
             )
             # Tiles go into the delta in order, whichever way they were proven.
             for same, run in groupby(
@@ -343,7 +343,9 @@ class Detector(Closing):
                         for (tile, _, _), b, one in some
                     ],
                 )
-                told += [("told", one.after or b"") for _, _, one in some]
+                told += [
+                    ("settled" if one.settled else "told", one.after or b"") for _, _, one in some
+                ]
             yield batch, told
 
 

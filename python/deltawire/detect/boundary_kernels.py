@@ -223,5 +223,7 @@ def resolve(
     kind = tl.where(known, tl.where(low == high, CERTAIN, EITHER), UNKNOWN)
     kind = tl.where((kind == CERTAIN) & (low == new), UNCHANGED, kind)
     tl.store(kinds + i, kind.to(tl.uint8), mask=inside)
-    tl.store(old + i, tl.where(known, low, new).to(tl.int16), mask=inside)
-    tl.store(other + i, tl.where(known, high, new).to(tl.int16), mask=inside)
+    # The likelier one first.
+    neighbour = tl.where(low == guess, high, low)
+    tl.store(old + i, tl.where(known, guess, new).to(tl.int16), mask=inside)
+    tl.store(other + i, tl.where(known, neighbour, new).to(tl.int16), mask=inside)

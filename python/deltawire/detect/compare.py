@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .. import _native
 from ..tensors import ITEMSIZE
 from .journal import Bits, Found, nothing
-from .ondevice import on_device
+from .ondevice import integers_of, on_device, torch_from
 from .served import Box, Part
 
 if TYPE_CHECKING:
@@ -66,19 +66,7 @@ class Snapshot:
 
 
 def _integers(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(widths[tensor.element_size()])
-
-
-def torch_from(bits: Bits, dtype: torch.dtype) -> torch.Tensor:
-    """Unsigned patterns as a tensor of integers as wide."""
-    import torch
-
-    width = bits.dtype.itemsize
-    signed = np.ascontiguousarray(bits).view(np.uint8 if width == 1 else f"i{width}")
-    return torch.from_numpy(signed).view(dtype)
+    return tensor.view(integers_of(tensor.element_size()))
 
 
 def _device_differences(part: Part, before: torch.Tensor) -> tuple[Found, Bits]:

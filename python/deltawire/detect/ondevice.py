@@ -1,8 +1,8 @@
 """Proving and classing tiles where they lie, on a device: only O(changes) bytes come to the host.
 
-The twin of ``rust/format/src/rewind.rs`` for tiles without doubts; the others are brought over and
-settled there. Work of all tiles of a batch is queued on the current stream before the first result
-is waited for.
+The twin of ``rust/format/src/rewind.rs``. Of what is in doubt the likelier value is taken; a piece
+that then disagrees, 16 KiB of BF16, is brought over and settled by that code. Work of all tiles of
+a batch is queued on the current stream before the first result is waited for.
 """
 
 from __future__ import annotations
@@ -13,18 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _native
 from ..digest import combine
 from ..partition import Partition
-from ..tensors import ITEMSIZE, matrix_shape
+from ..tensors import ITEMSIZE, NativeMatrix, matrix_shape
 from .device import Key, choose, digest, exponents, key, start_partition
-from .journal import CERTAIN, Found
+from .journal import Bits, Found
 from .served import Box, Part
+from .tiles import _EXPONENTS
 
 if TYPE_CHECKING:
     import torch
 
 #: A tile's number, box, and rows of a piece.
 Tile = tuple[int, Box, int]
+
+
+def integers_of(width: int) -> torch.dtype:
+    """The torch integers of so many bytes."""
+    import torch
+
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
 
 
 def on_device(tensor: torch.Tensor) -> bool:
@@ -39,10 +48,26 @@ class Proven:
     Attributes:
         after: digests of its pieces now; None where the base was not found: bring the tile over.
         partition: its changes, if there are any.
+        settled: whether some piece was settled on the host.
     """
 
     after: bytes | None
     partition: Partition | None = None
+    settled: bool = False
+
+
+@dataclass
+class _Work:
+    """A tile that is being proven."""
+
+    new: torch.Tensor
+    base: torch.Tensor
+    #: Elements that were named.
+    named: torch.Tensor
+    #: Digests of the base's pieces, and of those now.
+    sums: torch.Tensor
+    right: bool = True
+    settled: bool = False
 
 
 class DeviceTiles:
@@ -54,6 +79,7 @@ class DeviceTiles:
         _, cols = matrix_shape(part.shape)
         self._words = -(-cols * ITEMSIZE[part.dtype] // 8)
         self._dtype = part.origin.served()[part.name]
+        self._integers = integers_of(ITEMSIZE[part.dtype])
 
     def digests(self, tiles: Sequence[Tile]) -> list[bytes]:
         """Digests of the pieces of each tile, 16 bytes a piece."""
@@ -67,62 +93,101 @@ class DeviceTiles:
             done += len(one)
         return out
 
-    def prove(self, tiles: Sequence[Tile], found: Found, before: Sequence[bytes]) -> list[Proven]:
+    def prove(
+        self,
+        tiles: Sequence[Tile],
+        found: Found,
+        findings: _native.Findings,
+        before: Sequence[bytes],
+    ) -> list[Proven]:
         """Prove what was found in some tiles against the digests of their pieces before."""
         import torch
 
         device = self._source.device
-        width = ITEMSIZE[self._part.dtype]
-        signed = found.old.view(np.uint8 if width == 1 else f"i{width}")
-        # Copied, since torch wants memory that could be written.
-        at, old = (torch.from_numpy(a.copy()).to(device) for a in (found.positions, signed))
-        queued = []
+        at = torch.from_numpy(found.positions.copy()).to(device)
+        old = torch_from(found.old, self._integers).to(device)
+        works = []
         for _, box, rows in tiles:
             new = self._tile(box)
             base = new.clone()
             here, which = self._within(at, box)
-            flat = base.view(old.dtype).view(-1)
-            flat[here] = old[which]
-            moved = flat[here] != new.view(old.dtype).view(-1)[here]
-            queued.append(
-                (
-                    new,
-                    base,
-                    here[moved],
-                    self._pieces(base, box, rows),
-                    self._pieces(new, box, rows),
-                )
-            )
-        sums = [s for *_, a, b in queued for s in (a, b)]
-        host = torch.cat(sums).cpu().numpy() if sums else np.empty((0, 2), np.int64)
-        results, done = [], 0
-        for (_, _, _, a, b), kept in zip(queued, before, strict=True):
-            base_sums = host[done : done + len(a)].tobytes()
-            after = host[done + len(a) : done + len(a) + len(b)].tobytes()
-            done += len(a) + len(b)
-            results.append((base_sums == kept, after))
-        classes = self._classes([q for q, (right, _) in zip(queued, results, strict=True) if right])
+            self._flat(base)[here] = old[which]
+            sums = torch.cat([self._pieces(base, box, rows), self._pieces(new, box, rows)])
+            works.append(_Work(new, base, here, sums))
+        host = torch.cat([work.sums for work in works]).cpu().numpy()
+        after, done = [], 0
+        for tile, work, kept in zip(tiles, works, before, strict=True):
+            n = len(work.sums) // 2
+            sums = host[done : done + 2 * n]
+            done += 2 * n
+            after.append(sums[n:].tobytes())
+            wrong = [i for i in range(n) if sums[i].tobytes() != kept[16 * i : 16 * i + 16]]
+            if wrong:
+                self._settle(tile, work, wrong, findings, kept)
+        moved = []
+        for work in works:
+            differ = self._flat(work.base)[work.named] != self._flat(work.new)[work.named]
+            moved.append(work.named[differ])
+        classes = self._classes([(w.base, m) for w, m in zip(works, moved, strict=True) if w.right])
         pending: list[Any] = []
-        for (number, _, _), (new, base, here, _, b), (right, _) in zip(
-            tiles, queued, results, strict=True
-        ):
+        for (number, _, _), work, here in zip(tiles, works, moved, strict=True):
+            lanes = work.sums[len(work.sums) // 2 :].sum(0)
             pending.append(
-                start_partition(base, here, new, number, *classes, b.sum(0), dtype=self._part.dtype)
-                if right and len(here)
+                start_partition(
+                    work.base, here, work.new, number, *classes, lanes, dtype=self._part.dtype
+                )
+                if work.right and len(here)
                 else None
             )
         return [
-            Proven(after if right else None, None if wait is None else wait.wait())
-            for wait, (right, after) in zip(pending, results, strict=True)
+            Proven(
+                digests if work.right else None,
+                None if wait is None else wait.wait(),
+                work.settled,
+            )
+            for wait, work, digests in zip(pending, works, after, strict=True)
         ]
 
-    def _classes(self, queued: Sequence[Any]) -> tuple[int, int]:
-        """Classes that suit the changes of these tiles, together."""
-        from .tiles import _EXPONENTS
+    def _settle(
+        self,
+        tile: Tile,
+        work: _Work,
+        wrong: list[int],
+        findings: _native.Findings,
+        kept: bytes,
+    ) -> None:
+        """Find the old elements of pieces that disagree, on the host."""
+        import torch
 
-        if self._part.dtype not in _EXPONENTS or not any(len(here) for _, _, here, *_ in queued):
+        number, (row, rows, col, _), piece_rows = tile
+        whole_rows, whole_cols = matrix_shape(self._part.shape)
+        width = ITEMSIZE[self._part.dtype]
+        items: list[tuple[int, int, NativeMatrix, bytes]] = []
+        for i in wrong:
+            first = i * piece_rows
+            piece = work.new[first : min(first + piece_rows, rows)].cpu()
+            data = piece.view(torch.uint8).numpy().reshape(len(piece), -1)
+            place = (data, whole_rows, whole_cols * width, row + first, col * width)
+            items.append((number, i, place, kept[16 * i : 16 * i + 16]))
+        flat = self._flat(work.base)
+        for how, positions, old in findings.rewind_pieces(items):
+            if how not in ("told", "settled"):
+                work.right = False
+                return
+            at = torch.from_numpy(np.frombuffer(positions, np.uint32).astype(np.int64))
+            values = torch_from(np.frombuffer(old, f"u{width}"), self._integers)
+            flat[at.to(flat.device)] = values.to(flat.device)
+        work.settled = True
+
+    def _flat(self, tile: torch.Tensor) -> torch.Tensor:
+        """A tile's patterns, one after another."""
+        return tile.view(self._integers).view(-1)
+
+    def _classes(self, tiles: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, int]:
+        """Classes that suit the changes of these tiles, bases with positions, together."""
+        if self._part.dtype not in _EXPONENTS or not any(len(here) for _, here in tiles):
             return 0, 1
-        counts = [exponents(base, here, self._part.dtype) for _, base, here, *_ in queued]
+        counts = [exponents(base, here, self._part.dtype) for base, here in tiles]
         total = counts[0]
         for one in counts[1:]:
             total = total + one
@@ -160,9 +225,12 @@ class DeviceTiles:
         return (r * cols + c)[inside], inside.nonzero().flatten()
 
 
-def certain(found: Found) -> bool:
-    """Whether nothing of what was found is in doubt."""
-    return bool((found.sure == CERTAIN).all())
+def torch_from(bits: Bits, dtype: torch.dtype) -> torch.Tensor:
+    """Unsigned patterns as a tensor of integers as wide, in memory of its own."""
+    import torch
+
+    width = bits.dtype.itemsize
+    return torch.from_numpy(bits.view(np.uint8 if width == 1 else f"i{width}").copy()).view(dtype)
 
 
 def total(digests: bytes) -> bytes:

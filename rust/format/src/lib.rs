@@ -30,6 +30,7 @@ mod columns;
 pub mod compose;
 pub mod damage;
 pub mod detected;
+mod doubts;
 pub mod dtype;
 pub mod encode;
 pub mod error;

@@ -10,16 +10,12 @@ use deltawire_kernels::{Block, Digest, Matrix, Word};
 
 use crate::error::{Error, Kind, Result};
 use crate::scratch::{Reusable, KEPT_BYTES};
-use crate::settle::{settle, Doubt};
 use crate::shard::start_within;
 use crate::table::Tensor;
 use crate::tile::{picks, TilePick};
 
 /// Most elements of a piece, unless one row has more.
 const PIECE_ELEMENTS: usize = 1 << 13;
-
-/// Elements of a piece of which nothing is known, at most, that are tried with every value.
-const FEW: usize = 2;
 
 /// The rows of a tile in pieces that each have a digest of their own: few elements in doubt each.
 pub fn pieces(block: Block, width: u8) -> impl Iterator<Item = Block> {
@@ -74,13 +70,13 @@ impl Outcome {
 /// What a detector found in one tensor, or in the box of it that it holds.
 #[derive(Clone, Debug)]
 pub struct Findings {
-    entry: Tensor,
+    pub(crate) entry: Tensor,
     held: Block,
     picks: Vec<TilePick>,
-    sure: Vec<Sure>,
+    pub(crate) sure: Vec<Sure>,
     old: Vec<u8>,
-    other: Vec<u8>,
-    blind: bool,
+    pub(crate) other: Vec<u8>,
+    pub(crate) blind: bool,
 }
 
 /// Elements that a detector names: parallel lists.
@@ -96,6 +92,14 @@ pub struct Named<'a> {
     pub other: &'a [u8],
     /// Whether there may be changes that are not named: what does not prove right was then open.
     pub blind: bool,
+}
+
+/// A piece of a tile, and what was named in it.
+pub(crate) struct Place<'a> {
+    pub(crate) piece: Block,
+    /// Elements of the tile before it.
+    pub(crate) offset: u32,
+    pub(crate) picked: &'a [TilePick],
 }
 
 /// A tile with its base found again.
@@ -214,73 +218,38 @@ impl Findings {
         before: &[Digest],
         scratch: &mut Scratch,
     ) -> Result<Rewound<W>> {
-        let entry = &self.entry;
-        let wrong = |message: String| Error::new(Kind::Layout, message).of(&entry.name);
-        let Some(place) = entry.tile_box(tile) else {
-            return Err(wrong(format!("there is no tile {tile}")));
-        };
-        let block = place.block(entry.width);
-        let row_bytes = entry.cols as usize * usize::from(entry.width);
-        let shape = (after.rows(), after.row_bytes());
-        if shape != (entry.rows as usize, row_bytes) || !after.held().contains(&block) {
-            return Err(wrong(format!("tile {tile} is not in what is given of it")));
-        }
-        if before.len() != pieces(block, entry.width).count() {
+        let block = self.place(tile)?;
+        self.check_held(tile, &block, after)?;
+        let width = self.entry.width;
+        if before.len() != pieces(block, width).count() {
             let n = before.len();
-            return Err(wrong(format!("{n} digests for the pieces of tile {tile}")));
+            return Err(self.wrong(format!("{n} digests for the pieces of tile {tile}")));
         }
-        let first = self.picks.partition_point(|pick| pick.0 < tile);
-        let count = self.picks[first..].partition_point(|pick| pick.0 == tile);
-        let picked = &self.picks[first..first + count];
+        let mut rest = self.picked(tile);
         let mut out = Rewound {
             outcome: Outcome::Told,
             after: Vec::with_capacity(before.len()),
-            positions: picked.iter().map(|pick| pick.1).collect(),
-            old: picked
-                .iter()
-                .map(|p| W::read(&self.old[p.2 * W::WIDTH..]))
-                .collect(),
-            new: Vec::with_capacity(count),
+            positions: rest.iter().map(|pick| pick.1).collect(),
+            old: Vec::with_capacity(rest.len()),
+            new: Vec::with_capacity(rest.len()),
         };
         let Scratch { base, words } = scratch;
         fill(after, &block, base);
-        for (pick, old) in picked.iter().zip(&mut out.old) {
-            let at = pick.1 as usize * W::WIDTH;
-            let new = W::read(&base[at..]);
-            out.new.push(new);
-            if self.sure[pick.2] == Sure::Unknown {
-                *old = new;
-            }
-            put(base, at, *old);
-        }
-        let mut done = 0;
-        for (piece, &goal) in pieces(block, entry.width).zip(before) {
-            let offset = (piece.row - block.row) * block.bytes / W::WIDTH;
-            let end = (offset + piece.len() / W::WIDTH) as u32;
-            let upto = done + out.positions[done..].partition_point(|&p| p < end);
-            let here: Vec<u32> = (out.positions[done..upto].iter())
-                .map(|&p| p - offset as u32)
-                .collect();
-            let sum = digest::block(entry.key(), after, &piece);
-            let old = &out.old[done..upto];
-            let back = digest::change::<W, true>(entry.key(), after, &piece, &here, old, words);
+        let mut base = base.as_mut_slice();
+        let mut offset = 0;
+        for (piece, &goal) in pieces(block, width).zip(before) {
+            let end = offset + (piece.len() / W::WIDTH) as u32;
+            let (picked, later) = rest.split_at(rest.partition_point(|pick| pick.1 < end));
+            let (here, others) = base.split_at_mut(piece.len());
+            let place = Place {
+                piece,
+                offset,
+                picked,
+            };
+            let (outcome, sum) = self.piece(&place, after, goal, here, words, &mut out);
+            out.outcome = out.outcome.max(outcome);
             out.after.push(sum);
-            let missing = goal.minus(sum.plus(back));
-            if missing != Digest::default() {
-                let found = self.find(&block, base, &picked[done..upto], missing);
-                match found {
-                    Ok(chosen) => {
-                        for (i, value) in chosen {
-                            out.old[done + i] = value;
-                            let at = out.positions[done + i] as usize * W::WIDTH;
-                            put(base, at, value);
-                        }
-                        out.outcome = out.outcome.max(Outcome::Settled);
-                    }
-                    Err(outcome) => out.outcome = out.outcome.max(outcome),
-                }
-            }
-            done = upto;
+            (rest, base, offset) = (later, others, end);
         }
         if out.outcome.is_whole() {
             out.positions.clear();
@@ -292,112 +261,119 @@ impl Findings {
         Ok(out)
     }
 
-    /// Which old elements of a piece are others than what `base` holds, so that its digest changes by
-    /// `missing`: their indices in `picked`, and values.
-    fn find<W: Word>(
+    /// Finds the base of one piece of a tile again: how it went, and where and what its named elements were.
+    ///
+    /// `after` holds the piece, `before` is its digest.
+    ///
+    /// # Errors
+    /// `Layout` where there is no such piece, or the matrix does not hold it.
+    pub fn rewind_piece<W: Word>(
         &self,
-        block: &Block,
-        base: &[u8],
-        picked: &[TilePick],
-        missing: Digest,
-    ) -> std::result::Result<Vec<(usize, W)>, Outcome> {
-        let doubts: Vec<(Sure, Doubt<W>)> = (picked.iter().enumerate())
-            .filter_map(|(index, &(_, position, at))| {
-                let other = match self.sure[at] {
-                    Sure::Certain => return None,
-                    Sure::Either => W::read(&self.other[at * W::WIDTH..]),
-                    // What starts at zero takes on values that say nothing of where they came from.
-                    Sure::Unknown => W::default(),
-                };
-                let others = vec![other];
-                Some((
-                    self.sure[at],
-                    Doubt {
-                        index,
-                        position,
-                        others,
-                    },
-                ))
-            })
-            .collect();
-        if doubts.is_empty() {
-            return Err(if self.blind {
-                Outcome::Open
-            } else {
-                Outcome::Wrong
-            });
-        }
-        let of = |wanted: Sure| {
-            let some = doubts.iter().filter(move |(sure, _)| *sure == wanted);
-            some.map(|(_, doubt)| doubt.clone()).collect::<Vec<_>>()
+        (tile, number): (u32, usize),
+        after: &Matrix<'_>,
+        before: Digest,
+        scratch: &mut Scratch,
+    ) -> Result<Rewound<W>> {
+        let block = self.place(tile)?;
+        let Some(piece) = pieces(block, self.entry.width).nth(number) else {
+            return Err(self.wrong(format!("tile {tile} has no piece {number}")));
         };
-        let (known, unknown) = (of(Sure::Either), of(Sure::Unknown));
-        let settled = |doubts: &[Doubt<W>], base: &[u8], missing| {
-            settle(&self.entry, block, base, doubts, missing)
+        self.check_held(tile, &piece, after)?;
+        let offset = ((piece.row - block.row) * block.bytes / W::WIDTH) as u32;
+        let end = offset + (piece.len() / W::WIDTH) as u32;
+        let all = self.picked(tile);
+        let picked = &all[all.partition_point(|pick| pick.1 < offset)..];
+        let picked = &picked[..picked.partition_point(|pick| pick.1 < end)];
+        let mut out = Rewound {
+            outcome: Outcome::Told,
+            after: Vec::new(),
+            positions: picked.iter().map(|pick| pick.1).collect(),
+            old: Vec::with_capacity(picked.len()),
+            new: Vec::with_capacity(picked.len()),
         };
-        let all: Vec<Doubt<W>> = doubts.iter().map(|(_, doubt)| doubt.clone()).collect();
-        // Those that nobody knows of were zero, or what they are now.
-        if let Some(chosen) = settled(&all, base, missing) {
-            return Ok(chosen);
-        }
-        if unknown.is_empty() {
-            return Err(Outcome::Open);
-        }
-        // Too many to tell one by one: perhaps none of them has changed, or all were zero.
-        if let Some(chosen) = settled(&known, base, missing) {
-            return Ok(chosen);
-        }
-        let mut emptied = base.to_vec();
-        for doubt in &unknown {
-            put(
-                &mut emptied,
-                doubt.position as usize * W::WIDTH,
-                W::default(),
-            );
-        }
-        let change = self.change_to(block, base, &unknown, &emptied);
-        if let Some(mut chosen) = settled(&known, &emptied, missing.minus(change)) {
-            chosen.extend(unknown.iter().map(|doubt| (doubt.index, W::default())));
-            return Ok(chosen);
-        }
-        // A few near zero: any value at all.
-        if W::WIDTH > 2 {
-            return Err(Outcome::Open);
-        }
-        let any: Vec<W> = (0..1u64 << (8 * W::WIDTH)).map(W::from_u64).collect();
-        let open = |(sure, doubt): &(Sure, Doubt<W>)| match sure {
-            Sure::Unknown => Doubt {
-                others: any.clone(),
-                ..doubt.clone()
-            },
-            _ => doubt.clone(),
+        let Scratch { base, words } = scratch;
+        fill(after, &piece, base);
+        let place = Place {
+            piece,
+            offset,
+            picked,
         };
-        if unknown.len() > FEW {
-            return Err(Outcome::Open);
-        }
-        let wide: Vec<Doubt<W>> = doubts.iter().map(open).collect();
-        settled(&wide, base, missing).ok_or(Outcome::Open)
+        let (outcome, sum) = self.piece(&place, after, before, base, words, &mut out);
+        out.outcome = outcome;
+        out.after.push(sum);
+        Ok(out)
     }
 
-    /// What the digest of a tile changes by where `after` has other elements than `before`.
-    fn change_to<W: Word>(
+    fn wrong(&self, message: String) -> Error {
+        Error::new(Kind::Layout, message).of(&self.entry.name)
+    }
+
+    fn place(&self, tile: u32) -> Result<Block> {
+        let place = self.entry.tile_box(tile);
+        place
+            .map(|place| place.block(self.entry.width))
+            .ok_or_else(|| self.wrong(format!("there is no tile {tile}")))
+    }
+
+    fn check_held(&self, tile: u32, block: &Block, after: &Matrix<'_>) -> Result<()> {
+        let row_bytes = self.entry.cols as usize * usize::from(self.entry.width);
+        let shape = (after.rows(), after.row_bytes());
+        if shape == (self.entry.rows as usize, row_bytes) && after.held().contains(block) {
+            return Ok(());
+        }
+        Err(self.wrong(format!("tile {tile} is not in what is given of it")))
+    }
+
+    /// What was named in a tile.
+    fn picked(&self, tile: u32) -> &[TilePick] {
+        let first = self.picks.partition_point(|pick| pick.0 < tile);
+        let count = self.picks[first..].partition_point(|pick| pick.0 == tile);
+        &self.picks[first..first + count]
+    }
+
+    /// Puts the old elements of a piece into `base`, which holds those after, and appends both to `out`. How it
+    /// went, and the digest after.
+    fn piece<W: Word>(
         &self,
-        block: &Block,
-        before: &[u8],
-        doubts: &[Doubt<W>],
-        after: &[u8],
-    ) -> Digest {
-        let row_bytes = self.entry.cols as usize * W::WIDTH;
-        let positions: Vec<u32> = doubts.iter().map(|doubt| doubt.position).collect();
-        let matrix = |bytes| {
-            Matrix::new(bytes, block.rows, block.bytes)
-                .and_then(|m| m.within(self.entry.rows as usize, row_bytes, block.row, block.byte))
-        };
-        match (matrix(before), matrix(after)) {
-            (Some(a), Some(b)) => {
-                digest::change_between::<W>(self.entry.key(), &a, &b, block, &positions)
+        place: &Place<'_>,
+        after: &Matrix<'_>,
+        goal: Digest,
+        base: &mut [u8],
+        words: &mut Words,
+        out: &mut Rewound<W>,
+    ) -> (Outcome, Digest) {
+        let begun = out.old.len();
+        let mut here = Vec::with_capacity(place.picked.len());
+        for pick in place.picked {
+            let position = pick.1 - place.offset;
+            let at = position as usize * W::WIDTH;
+            let new = W::read(&base[at..]);
+            let old = match self.sure[pick.2] {
+                Sure::Unknown => new,
+                _ => W::read(&self.old[pick.2 * W::WIDTH..]),
+            };
+            here.push(position);
+            out.new.push(new);
+            out.old.push(old);
+            put(base, at, old);
+        }
+        let key = self.entry.key();
+        let sum = digest::block(key, after, &place.piece);
+        let old = &out.old[begun..];
+        let back = digest::change::<W, true>(key, after, &place.piece, &here, old, words);
+        let missing = goal.minus(sum.plus(back));
+        if missing == Digest::default() {
+            return (Outcome::Told, sum);
+        }
+        match self.find(place, base, missing) {
+            Ok(chosen) => {
+                for (i, value) in chosen {
+                    out.old[begun + i] = value;
+                    put(base, here[i] as usize * W::WIDTH, value);
+                }
+                (Outcome::Settled, sum)
             }
-            _ => Digest::default(),
+            Err(outcome) => (outcome, sum),
         }
     }
 }
@@ -420,7 +396,7 @@ impl<W: Word> Rewound<W> {
     }
 }
 
-fn put<W: Word>(bytes: &mut [u8], at: usize, value: W) {
+pub(crate) fn put<W: Word>(bytes: &mut [u8], at: usize, value: W) {
     bytes[at..at + W::WIDTH].copy_from_slice(&value.to_u64().to_le_bytes()[..W::WIDTH]);
 }
 

@@ -81,7 +81,7 @@ fn made(
     for (i, at) in named.into_iter().enumerate() {
         let place = at * width..(at + 1) * width;
         // One in eight did not change after all.
-        if random.bits() % 8 > 0 {
+        if !random.bits().is_multiple_of(8) {
             new[at * width] ^= 1 + (random.bits() % 255) as u8;
         }
         let mut false_one = random.bytes(width);
@@ -242,7 +242,7 @@ fn many_in_doubt() {
             let true_one = base[2 * at..2 * at + 2].to_vec();
             let mut false_one = true_one.clone();
             false_one[0] ^= 2;
-            let (first, second) = if random.bits() % 2 == 0 {
+            let (first, second) = if random.bits().is_multiple_of(2) {
                 (true_one, false_one)
             } else {
                 (false_one, true_one)

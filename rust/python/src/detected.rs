@@ -28,6 +28,9 @@ type RewoundOut = (
     Py<PyBytes>,
 );
 
+/// How it went, positions (uint32) and old elements.
+type PieceOut = (&'static str, Py<PyBytes>, Py<PyBytes>);
+
 pub(crate) fn name_of(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Told => "told",
@@ -186,6 +189,48 @@ impl Findings {
         let digests = digests.map_err(|e| to_python(py, e))?;
         let bytes = |d: &Vec<Digest>| PyBytes::new(py, &join(d)).unbind();
         Ok(digests.iter().map(bytes).collect())
+    }
+
+    /// Pieces (tile, number, matrix that holds it, digest before) rewound: how each went, positions within its tile
+    /// (uint32) and old elements of all that was named in it.
+    fn rewind_pieces(
+        &self,
+        py: Python<'_>,
+        items: Vec<(u32, usize, Bound<'_, PyAny>, [u8; 16])>,
+    ) -> PyResult<Vec<PieceOut>> {
+        let held = items
+            .iter()
+            .map(|(tile, _, matrix, before)| Held::new(*tile, matrix, before))
+            .collect::<PyResult<Vec<_>>>()?;
+        let numbers: Vec<usize> = items.iter().map(|(_, number, ..)| *number).collect();
+        let work = after(0, &held);
+        with_word!(self.inner.tensor().width, W => {
+            let rewound: Result<Vec<rewind::Rewound<W>>> = py.detach(|| {
+                let mut scratch = Scratch::default();
+                let pairs = work.iter().zip(&numbers);
+                pairs
+                    .map(|(item, number)| {
+                        let place = (item.tile, *number);
+                        self.inner.rewind_piece::<W>(place, &item.new, item.before[0], &mut scratch)
+                    })
+                    .collect()
+            });
+            let rewound = rewound.map_err(|e| to_python(py, e))?;
+            Ok(rewound
+                .into_iter()
+                .map(|one| {
+                    let mut old = Vec::with_capacity(one.old.len() * W::WIDTH);
+                    one.old.iter().for_each(|w| w.append(&mut old));
+                    let positions: Vec<u8> =
+                        one.positions.iter().flat_map(|p| p.to_le_bytes()).collect();
+                    (
+                        name_of(one.outcome),
+                        PyBytes::new(py, &positions).unbind(),
+                        PyBytes::new(py, &old).unbind(),
+                    )
+                })
+                .collect())
+        })
     }
 
     /// Tiles rewound, without writing them.

@@ -22,6 +22,8 @@ use crate::sink::Records;
 type TensorSpec = (String, String, Vec<u64>, Option<[u64; 2]>);
 /// Index in the table, elements before, elements after.
 type PairSpec<'py> = (u32, Bound<'py, PyAny>, Bound<'py, PyAny>);
+/// A tile, its changes if there are any, digests before and after.
+type ProvenSpec = (u32, Option<Parts>, [u8; 16], [u8; 16]);
 /// Bytes, changed elements, chunks, base state, result state, BLAKE3 of each record.
 pub(crate) type SummaryTuple = (
     u64,
@@ -230,12 +232,7 @@ impl Writer {
     }
 
     /// Writes the next tiles, proven elsewhere: tile, parts if it changed, digests before and after.
-    fn add_proven(
-        &mut self,
-        py: Python<'_>,
-        tensor: u32,
-        items: Vec<(u32, Option<Parts>, [u8; 16], [u8; 16])>,
-    ) -> PyResult<()> {
+    fn add_proven(&mut self, py: Python<'_>, tensor: u32, items: Vec<ProvenSpec>) -> PyResult<()> {
         let inner = self.inner.as_ref().ok_or_else(gone)?;
         let width = inner.tensors().get(tensor as usize).map_or(1, |t| t.width);
         with_word!(width, W => {

@@ -186,7 +186,8 @@ pub(super) fn before(step: &Step, w: f32, m: f32, v: f32) -> Option<(u8, u16, u1
         left.not_below(step, cell(low).0)
     };
     if inside {
-        Some((EITHER, low, high))
+        // The likelier one first.
+        Some((EITHER, guess, if low == guess { high } else { low }))
     } else {
         unknown
     }

@@ -141,7 +141,7 @@ impl Batch {
         }
         let mut kept = 0;
         for i in 0..count {
-            let (kind, low, high) = match self.verdicts[i] {
+            let (kind, old, other) = match self.verdicts[i] {
                 Verdict::Open => match exact::before(step, self.w[i], self.m[i], self.v[i]) {
                     Some(before) => before,
                     None => continue,
@@ -150,7 +150,7 @@ impl Batch {
             };
             // Written in any case: which are kept cannot be predicted.
             self.positions[kept] = self.positions[i];
-            (self.kinds[kept], self.old[kept], self.other[kept]) = (kind, low, high);
+            (self.kinds[kept], self.old[kept], self.other[kept]) = (kind, old, other);
             kept += usize::from(self.verdicts[i] != Verdict::Same);
         }
         kept

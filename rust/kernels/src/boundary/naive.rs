@@ -134,7 +134,7 @@ fn element(step: &Step, w: f32, m: f32, v: f32) -> Option<(u8, u16, u16)> {
         return Some((UNKNOWN, new, new));
     }
     if low != high {
-        return Some((EITHER, low, high));
+        return Some((EITHER, guess, if low == guess { high } else { low }));
     }
     (low != new).then_some((CERTAIN, low, low))
 }
