@@ -18,28 +18,20 @@ board = dw.Board(sys.argv[1] if len(sys.argv) > 1 else "memory://example", creat
 policy = torch.nn.Sequential(torch.nn.Embedding(512, 64), torch.nn.Linear(64, 512))
 optimizer = torch.optim.AdamW(policy.parameters(), lr=5e-6)
 
-
-def served() -> dict[str, torch.Tensor]:
-    return {name: p.detach().bfloat16() for name, p in policy.named_parameters()}
-
-
 # The receiver: its own model, unknown contents. The board's writes go into its parameters.
 replica = torch.nn.Sequential(torch.nn.Embedding(512, 64), torch.nn.Linear(64, 512)).bfloat16()
 follower = board.follower({name: p.detach() for name, p in replica.named_parameters()})
 
-with board.publisher(run="example") as publisher:
-    held = served()
-    publisher.publish_anchor(0, held)
-    for version in range(1, 6):
+# Keeps no copy of what was published: the optimizer's state tells what a step has changed.
+with dw.detect.on_step(board, policy, optimizer, run="example") as published:
+    for _ in range(5):
         tokens = torch.randint(512, (64, 9))
         logits = policy(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        new = served()
-        stats = publisher.publish(version, base=held, new=new)
-        held = new
+        stats = published.step()
 
         follower.advance()
         print(
@@ -47,5 +39,6 @@ with board.publisher(run="example") as publisher:
             f"{stats.bytes} bytes, state {follower.prove().hex()}"
         )
 
+held = {name: p.detach().bfloat16() for name, p in policy.named_parameters()}
 assert all(torch.equal(held[name], p) for name, p in replica.named_parameters())
 print("the replica holds the trainer's bits")

@@ -183,3 +183,19 @@ def test_ranks_need_a_group() -> None:
         pytest.raises(ValueError, match="ranks="),
     ):
         publish_together(detector, board, None)
+
+
+def test_the_example(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            ROOT / "examples" / "fsdp2_publish.py",
+            tmp_path / "board",
+        ],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "holds the trainer's bits" in done.stdout, done.stderr[-3000:]
+    assert dw.Board(str(tmp_path / "board")).head() == 3

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 #: Served bytes of the tiles that are read at once.
 _BATCH_BYTES = 16 << 20
 
-Model = "torch.nn.Module | Mapping[str, torch.Tensor]"
-
 
 class Detector(Closing):
     """Finds the elements whose served value changed since the base, without a copy of it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -121,9 +122,8 @@ def parts_of(
             )
             here.append((held, origin))
         origin.release()
-    names = [held.name for held, _ in here]
-    for name in set(names):
-        if names.count(name) > 1:
+    for name, times in Counter(held.name for held, _ in here).items():
+        if times > 1:
             raise LayoutMismatch("is served twice", tensor=name)
     mine = [held for held, _ in here]
     everyone = [mine] if ranks is None else _exchanged(mine, ranks)

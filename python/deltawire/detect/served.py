@@ -18,9 +18,6 @@ from ..tensors import ITEMSIZE, NativeMatrix, matrix_shape
 if TYPE_CHECKING:
     import torch
 
-#: The served dtype of floating-point parameters; or what is served of a parameter, by name.
-View = "torch.dtype | Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]"
-
 #: First row and number of rows of a box, first column and number of columns, in elements.
 Box = tuple[int, int, int, int]
 
@@ -68,7 +65,8 @@ class Origin:
     Attributes:
         name: of the parameter.
         parameter: may be a ``DTensor``; read anew each time, as trainers replace its storage.
-        view: as in :data:`View`.
+        view: the served dtype of floating-point parameters; or a callback that tells what is served
+            of a parameter, by name.
         span: the first element of the flattened parameter and their number, if it is not all.
         dtype: of the parameter when it was first seen.
     """
