@@ -234,22 +234,24 @@ impl Findings {
             new: Vec::with_capacity(rest.len()),
         };
         let Scratch { base, words } = scratch;
-        fill(after, &block, base);
-        let mut base = base.as_mut_slice();
+        base.clear();
         let mut offset = 0;
         for (piece, &goal) in pieces(block, width).zip(before) {
             let end = offset + (piece.len() / W::WIDTH) as u32;
             let (picked, later) = rest.split_at(rest.partition_point(|pick| pick.1 < end));
-            let (here, others) = base.split_at_mut(piece.len());
+            // Piece by piece, so that what follows finds it in the cache.
+            let begun = base.len();
+            fill(after, &piece, base);
             let place = Place {
                 piece,
                 offset,
                 picked,
             };
+            let here = &mut base[begun..];
             let (outcome, sum) = self.piece(&place, after, goal, here, words, &mut out);
             out.outcome = out.outcome.max(outcome);
             out.after.push(sum);
-            (rest, base, offset) = (later, others, end);
+            (rest, offset) = (later, end);
         }
         if out.outcome.is_whole() {
             out.positions.clear();
@@ -292,6 +294,7 @@ impl Findings {
             new: Vec::with_capacity(picked.len()),
         };
         let Scratch { base, words } = scratch;
+        base.clear();
         fill(after, &piece, base);
         let place = Place {
             piece,
@@ -400,9 +403,8 @@ pub(crate) fn put<W: Word>(bytes: &mut [u8], at: usize, value: W) {
     bytes[at..at + W::WIDTH].copy_from_slice(&value.to_u64().to_le_bytes()[..W::WIDTH]);
 }
 
-/// A block's rows back to back.
+/// Appends a block's rows.
 fn fill(matrix: &Matrix<'_>, block: &Block, out: &mut Vec<u8>) {
-    out.clear();
     for row in 0..block.rows {
         out.extend_from_slice(matrix.row(block, row));
     }
