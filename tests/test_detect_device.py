@@ -16,8 +16,9 @@ from deltawire.detect import (
     base,
     compare,
 )
-from deltawire.detect.journal import EITHER, UNKNOWN, Found
+from deltawire.detect.journal import Found
 from deltawire.detect.served import Part
+from deltawire.detect.step import EITHER, UNKNOWN
 from detect_runs import follow, made
 
 

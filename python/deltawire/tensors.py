@@ -68,6 +68,19 @@ _NUMPY_DTYPES: dict[str, str] = {
 
 _TORCH_DTYPES: dict[str, str] = {"torch." + name: dtype for name, dtype in _NUMPY_DTYPES.items()}
 
+
+def torch_dtype_name(dtype: object, tensor: str = "") -> str:
+    """safetensors name of a ``torch.dtype``.
+
+    Raises:
+        LayoutMismatch: it has none; ``tensor`` is reported.
+    """
+    name = _TORCH_DTYPES.get(str(dtype))
+    if name is None:
+        raise LayoutMismatch(f"{dtype} cannot be carried", tensor=tensor or None)
+    return name
+
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -310,9 +323,7 @@ def _view_numpy(array: npt.NDArray[Any], name: str) -> TensorView:
 def _view_torch(tensor: torch.Tensor, name: str) -> TensorView:
     import torch
 
-    dtype = _TORCH_DTYPES.get(str(tensor.dtype))
-    if dtype is None:
-        raise LayoutMismatch(f"{tensor.dtype} cannot be carried", tensor=name or None)
+    dtype = torch_dtype_name(tensor.dtype, name)
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise LayoutMismatch(
             f"a {tensor.layout} tensor on {tensor.device} cannot be read in place; move it to the "

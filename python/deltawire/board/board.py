@@ -15,7 +15,7 @@ from ..sources import PathLike, Sink
 from ..testing import FaultPlan
 from ..types import DeltaStats, Profile
 from .background import AnchorSettings, SkipSettings
-from .changes import State
+from .changes import Tensors
 from .collect import GRACE, KEEP, SAFETY_AGE, CollectStats, collect
 from .fetch import check_file
 from .follower import Follower
@@ -396,8 +396,8 @@ class Board:
         ticket: PublishTicket,
         rank: int,
         *,
-        base: State | None = None,
-        new: State | None = None,
+        base: Tensors | None = None,
+        new: Tensors | None = None,
         detector: Detector | None = None,
         threads: int | None = None,
         progress: Progress | None = None,

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ..detect import Detector
 
 #: A path, an open ``Checkpoint``, or name -> tensor.
-State = str | os.PathLike[str] | Mapping[str, Any]
+Tensors = str | os.PathLike[str] | Mapping[str, Any]
 
 
-class Source(ABC):
+class ChangeSource(ABC):
     """Writes the delta of one version, and is told once that is published."""
 
     #: Of the tensors, or what this rank holds of them; known once written.
@@ -53,10 +53,10 @@ class Source(ABC):
         return 0
 
 
-class Compared(Source):
+class Compared(ChangeSource):
     """Both states are at hand."""
 
-    def __init__(self, base: State, new: State) -> None:
+    def __init__(self, base: Tensors, new: Tensors) -> None:
         self._base, self._new = base, new
 
     def write(self, sink: Sink, **settings: Any) -> DeltaStats:
@@ -67,7 +67,7 @@ class Compared(Source):
             return diff(self._base, views, sink, **settings)
 
 
-class Detected(Source):
+class Detected(ChangeSource):
     """A detector tells what changed."""
 
     def __init__(self, detector: Detector) -> None:
@@ -95,7 +95,7 @@ class Detected(Source):
         return 0 if proof is None else proof.resent
 
 
-def source_of(base: State | None, new: State | None, detector: Detector | None) -> Source:
+def source_of(base: Tensors | None, new: Tensors | None, detector: Detector | None) -> ChangeSource:
     """The source that a caller names: ``base`` and ``new``, or ``detector``.
 
     Raises:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..errors import LayoutMismatch, VersionConflict, WrongBase, WrongVersion
 from ..types import Profile, Record, Tiling
 from .attempt import attempted, uploaded_delta
-from .changes import State as Tensors
-from .changes import source_of
+from .changes import Tensors, source_of
 from .manifest import ObjectRef, PartRef, State
 from .transfer import Progress
 

@@ -21,7 +21,7 @@ from ..types import Profile, Tiling
 from .anchor import Source
 from .attempt import Attempt, PublishStats, attempted, uploaded_delta
 from .background import AnchorSettings, BackgroundAnchors, BackgroundSkips, SkipSettings
-from .changes import State, source_of
+from .changes import Tensors, source_of
 from .manifest import (
     AnchorFiles,
     AnchorRecord,
@@ -129,8 +129,8 @@ class Publisher:
         self,
         version: int | None = None,
         *,
-        base: State | None = None,
-        new: State | None = None,
+        base: Tensors | None = None,
+        new: Tensors | None = None,
         detector: Detector | None = None,
         profile: Profile = "compact",
         tiling: Tiling | None = None,
@@ -160,6 +160,8 @@ class Publisher:
             VersionConflict: another publisher was opened, or committed this version first.
             LayoutMismatch: names, shapes or dtypes disagree.
             StoreError: the store failed.
+            TypeError: neither ``base`` and ``new`` nor a detector, or both.
+            ValueError: a tiling other than the detector's.
             DeltawireError: work in the background failed since the last call, which is told
                 once and before anything is done.
         """

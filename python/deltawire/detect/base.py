@@ -26,7 +26,7 @@ from .journal import Found, nothing
 from .ondevice import DeviceTiles, Proven, Tile, on_device, total
 from .parts import parts_of
 from .report import Proof
-from .served import Box, Part
+from .served import Box, Part, torch_from
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -94,8 +94,9 @@ class Detector(Closing):
                 if on_device(source):
                     kept += DeviceTiles(part, source).digests(batch)
                     continue
-                items = [(tile, part.read(source, box)[0]) for tile, box, _ in batch]
-                kept += findings.digests(items, threads)
+                kept += findings.digests(
+                    [(tile, part.read(source, box)) for tile, box, _ in batch], threads
+                )
             self._kept[part.name], self._starts[part.name] = kept, bytes(findings.start())
             part.origin.release()
 
@@ -172,9 +173,7 @@ class Detector(Closing):
     def _state(self, kept: Mapping[str, list[bytes]]) -> bytes:
         sums = []
         for name, digests in kept.items():
-            words = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
-            total = words.sum(axis=0, dtype=np.uint64).astype("<u8").tobytes()
-            sums.append(combine(self._starts[name], total))
+            sums.append(combine(self._starts[name], total(b"".join(digests))))
         return combine(*sums)
 
     def served(self) -> Iterator[tuple[str, TensorView]]:
@@ -188,13 +187,12 @@ class Detector(Closing):
         for part in self._parts.mine:
             source = part.source()
             _, rows, _, cols = part.place
-            data, owner = part.read(source, part.place)
-            view = data[0] if isinstance(data, tuple) else data
+            data = part.read(source, part.place)[0]
             if len(self._parts.all) != len(self._parts.mine) or (rows, cols) != _whole(part):
                 raise LayoutMismatch(
                     "this rank holds a shard only; gather the model for an anchor", tensor=part.name
                 )
-            yield part.name, TensorView(part.dtype, part.shape, view, owner)
+            yield part.name, TensorView(part.dtype, part.shape, data)
             part.origin.release()
 
     def collect(self) -> Iterator[tuple[str, Changes]]:
@@ -213,7 +211,7 @@ class Detector(Closing):
             source = part.source()
             for batch in _batches(part, findings):
                 before = self._kept[part.name][len(kept) : len(kept) + len(batch)]
-                matrices = [part.read(source, box)[0] for _, box, _ in batch]
+                matrices = [part.read(source, box) for _, box, _ in batch]
                 rewound = findings.rewind(
                     [(t, m, b) for (t, *_), m, b in zip(batch, matrices, before, strict=True)],
                     self._threads,
@@ -311,16 +309,12 @@ class Detector(Closing):
         kept = self._kept[part.name]
         device = None
         if on_device(source) and writer.profile != "overwrite":
-            device = DeviceTiles(part, source)
+            device = DeviceTiles(part, source, found, findings)
         for batch in _batches(part, findings):
             before = kept[done : done + len(batch)]
             done += len(batch)
             told: list[tuple[str, bytes]] = []
-            proven = (
-                [Proven(None)] * len(batch)
-                if device is None
-                else device.prove(batch, found, findings, before)
-            )
+            proven = [Proven(None)] * len(batch) if device is None else device.prove(batch, before)
             # Tiles go into the delta in order, whichever way they were proven.
             for same, run in groupby(
                 zip(batch, before, proven, strict=True), lambda one: one[2].after is None
@@ -330,7 +324,7 @@ class Detector(Closing):
                     told += writer.add_detected(
                         index,
                         findings,
-                        [(tile, part.read(source, box)[0], b) for (tile, box, _), b, _ in some],
+                        [(tile, part.read(source, box), b) for (tile, box, _), b, _ in some],
                     )
                     continue
                 writer.add_proven(
@@ -422,10 +416,4 @@ class _Collected:
         )
 
     def _typed(self, bits: Any) -> Any:
-        import torch
-
-        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        width = self._bits.itemsize
-        signed = bits.view(np.uint8 if width == 1 else f"i{width}")
-        dtype = self._part.origin.served()[self._part.name]
-        return torch.from_numpy(signed).to(integers[width]).view(dtype)
+        return torch_from(bits).view(self._part.origin.served()[self._part.name])

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from .. import _native
 from ..tensors import ITEMSIZE
 from .journal import Bits, Found, nothing
-from .ondevice import integers_of, on_device, torch_from
-from .served import Box, Part
+from .ondevice import on_device
+from .served import Box, Part, integers_of, torch_from
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +49,8 @@ class Snapshot:
             return
         self.data: npt.NDArray[np.uint8] = np.empty((rows, cols * ITEMSIZE[part.dtype]), np.uint8)
         for box in _boxes(part):
-            matrix, _owner = part.read(source, box)
-            self.data[box[0] - row : box[0] - row + box[1]] = matrix[0]
+            data = part.read(source, box)[0]
+            self.data[box[0] - row : box[0] - row + box[1]] = data
         part.origin.release()
 
     def take(self, positions: npt.NDArray[np.int64], new: Bits) -> None:
@@ -58,10 +58,10 @@ class Snapshot:
         if self.tensor is None:
             self.data.reshape(-1).view(new.dtype)[positions] = new
             return
-        flat = _integers(self.tensor).view(-1)
-        values = torch_from(new, flat.dtype).to(flat.device)
         import torch
 
+        flat = _integers(self.tensor).view(-1)
+        values = torch_from(new).to(flat.device)
         flat[torch.from_numpy(positions).to(flat.device)] = values
 
 
@@ -107,9 +107,9 @@ def differences(part: Part, before: Snapshot) -> tuple[Found, Bits]:
     old: list[Any] = []
     new: list[Any] = []
     for box in _boxes(part):
-        matrix, _owner = part.read(source, box)
+        data = part.read(source, box)[0]
         first = box[0] - row
-        a, b = before.data[first : first + box[1]], np.ascontiguousarray(matrix[0])
+        a, b = before.data[first : first + box[1]], np.ascontiguousarray(data)
         at = np.frombuffer(_native.differing(a, b, width), np.int64)
         if len(at):
             positions.append(at + first * cols)

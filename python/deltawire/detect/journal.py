@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-#: What is known of an element's value before: it was ``old``; it was ``old`` or ``other``; nothing.
-CERTAIN, EITHER, UNKNOWN = 0, 1, 2
+from .step import CERTAIN
 
 Bits = npt.NDArray[np.unsignedinteger]
 
@@ -31,7 +30,7 @@ class Found:
     @classmethod
     def certain(cls, positions: npt.NDArray[np.int64], old: Bits) -> Found:
         """Elements whose values before are known."""
-        return cls(positions, np.zeros(len(positions), np.uint8), old, old)
+        return cls(positions, np.full(len(positions), CERTAIN, np.uint8), old, old)
 
     def __len__(self) -> int:
         return len(self.positions)

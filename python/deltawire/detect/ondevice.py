@@ -14,26 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _native
-from ..digest import combine
 from ..partition import Partition
 from ..tensors import ITEMSIZE, NativeMatrix, matrix_shape
 from .device import Key, choose, digest, exponents, key, start_partition
-from .journal import Bits, Found
-from .served import Box, Part
-from .tiles import _EXPONENTS
+from .journal import Found, nothing
+from .served import Box, Part, integers_of, torch_from
+from .tiles import EXPONENTS
 
 if TYPE_CHECKING:
     import torch
 
 #: A tile's number, box, and rows of a piece.
 Tile = tuple[int, Box, int]
-
-
-def integers_of(width: int) -> torch.dtype:
-    """The torch integers of so many bytes."""
-    import torch
-
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
 
 
 def on_device(tensor: torch.Tensor) -> bool:
@@ -71,10 +63,24 @@ class _Work:
 
 
 class DeviceTiles:
-    """Tiles of one part, on its device."""
+    """Tiles of one part, on its device.
 
-    def __init__(self, part: Part, source: torch.Tensor) -> None:
+    Args:
+        part, source: the part and what its tiles are read from.
+        found, findings: what a detector found in it; for :meth:`prove`.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        source: torch.Tensor,
+        found: Found | None = None,
+        findings: _native.Findings | None = None,
+    ) -> None:
         self._part, self._source = part, source
+        self._found = nothing(ITEMSIZE[part.dtype]) if found is None else found
+        self._findings = findings
+        self._old = torch_from(self._found.old).to(source.device)
         self._key: Key = key(part.name, part.dtype, part.shape)
         _, cols = matrix_shape(part.shape)
         self._words = -(-cols * ITEMSIZE[part.dtype] // 8)
@@ -93,25 +99,16 @@ class DeviceTiles:
             done += len(one)
         return out
 
-    def prove(
-        self,
-        tiles: Sequence[Tile],
-        found: Found,
-        findings: _native.Findings,
-        before: Sequence[bytes],
-    ) -> list[Proven]:
+    def prove(self, tiles: Sequence[Tile], before: Sequence[bytes]) -> list[Proven]:
         """Prove what was found in some tiles against the digests of their pieces before."""
         import torch
 
-        device = self._source.device
-        at = torch.from_numpy(found.positions.copy()).to(device)
-        old = torch_from(found.old, self._integers).to(device)
         works = []
         for _, box, rows in tiles:
             new = self._tile(box)
             base = new.clone()
-            here, which = self._within(at, box)
-            self._flat(base)[here] = old[which]
+            here, which = self._within(box)
+            self._flat(base)[here] = self._old[which]
             sums = torch.cat([self._pieces(base, box, rows), self._pieces(new, box, rows)])
             works.append(_Work(new, base, here, sums))
         host = torch.cat([work.sums for work in works]).cpu().numpy()
@@ -123,7 +120,7 @@ class DeviceTiles:
             after.append(sums[n:].tobytes())
             wrong = [i for i in range(n) if sums[i].tobytes() != kept[16 * i : 16 * i + 16]]
             if wrong:
-                self._settle(tile, work, wrong, findings, kept)
+                self._settle(tile, work, wrong, kept)
         moved = []
         for work in works:
             differ = self._flat(work.base)[work.named] != self._flat(work.new)[work.named]
@@ -153,12 +150,12 @@ class DeviceTiles:
         tile: Tile,
         work: _Work,
         wrong: list[int],
-        findings: _native.Findings,
         kept: bytes,
     ) -> None:
         """Find the old elements of pieces that disagree, on the host."""
         import torch
 
+        assert self._findings is not None  # as in every detector
         number, (row, rows, col, _), piece_rows = tile
         whole_rows, whole_cols = matrix_shape(self._part.shape)
         width = ITEMSIZE[self._part.dtype]
@@ -170,12 +167,12 @@ class DeviceTiles:
             place = (data, whole_rows, whole_cols * width, row + first, col * width)
             items.append((number, i, place, kept[16 * i : 16 * i + 16]))
         flat = self._flat(work.base)
-        for how, positions, old in findings.rewind_pieces(items):
+        for how, positions, old in self._findings.rewind_pieces(items):
             if how not in ("told", "settled"):
                 work.right = False
                 return
             at = torch.from_numpy(np.frombuffer(positions, np.uint32).astype(np.int64))
-            values = torch_from(np.frombuffer(old, f"u{width}"), self._integers)
+            values = torch_from(np.frombuffer(old, f"u{width}"))
             flat[at.to(flat.device)] = values.to(flat.device)
         work.settled = True
 
@@ -185,7 +182,7 @@ class DeviceTiles:
 
     def _classes(self, tiles: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, int]:
         """Classes that suit the changes of these tiles, bases with positions, together."""
-        if self._part.dtype not in _EXPONENTS or not any(len(here) for _, here in tiles):
+        if self._part.dtype not in EXPONENTS or not any(len(here) for _, here in tiles):
             return 0, 1
         counts = [exponents(base, here, self._part.dtype) for base, here in tiles]
         total = counts[0]
@@ -208,31 +205,24 @@ class DeviceTiles:
         word = col * ITEMSIZE[self._part.dtype] // 8
         return digest(tile, self._key, row, word, self._words, piece_rows)
 
-    def _within(self, at: torch.Tensor, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of some positions of the part that lie in a tile, within it, and their indices."""
+    def _within(self, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was found in a tile: element numbers within it, and indices. Waits for nothing."""
+        import torch
+
         row, rows, col, cols = box
         first_row, _, first_col, all_cols = self._part.place
         row, col = row - first_row, col - first_col
-        if cols == all_cols:
-            import torch
-
-            ends = torch.tensor([row * cols, (row + rows) * cols], device=at.device)
-            a, b = torch.searchsorted(at, ends).tolist()
-            which = torch.arange(a, b, device=at.device)
-            return at[a:b] - row * cols, which
-        r, c = at // all_cols - row, at % all_cols - col
-        inside = (r >= 0) & (r < rows) & (c >= 0) & (c < cols)
-        return (r * cols + c)[inside], inside.nonzero().flatten()
-
-
-def torch_from(bits: Bits, dtype: torch.dtype) -> torch.Tensor:
-    """Unsigned patterns as a tensor of integers as wide, in memory of its own."""
-    import torch
-
-    width = bits.dtype.itemsize
-    return torch.from_numpy(bits.view(np.uint8 if width == 1 else f"i{width}").copy()).view(dtype)
+        at = self._found.positions
+        # The tile's rows first: positions ascend.
+        a, b = np.searchsorted(at, [row * all_cols, (row + rows) * all_cols])
+        r, c = at[a:b] // all_cols - row, at[a:b] % all_cols - col
+        inside = np.flatnonzero((c >= 0) & (c < cols))
+        here, which = (r * cols + c)[inside], inside + a
+        device = self._source.device
+        return torch.from_numpy(here).to(device), torch.from_numpy(which).to(device)
 
 
 def total(digests: bytes) -> bytes:
     """Sum of 16-byte digests that lie one after another."""
-    return combine(*(digests[i : i + 16] for i in range(0, len(digests), 16)))
+    words = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    return bytes(words.sum(axis=0, dtype=np.uint64).astype("<u8").tobytes())

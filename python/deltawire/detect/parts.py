@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _native
 from ..errors import LayoutMismatch
-from ..tensors import matrix_shape
+from ..tensors import matrix_shape, torch_dtype_name
 from ..types import Tiling
 from .placement import Placement, placement_of, steps_of
-from .served import Box, Origin, Part, dtype_name
+from .served import Box, Origin, Part
 from .slices import Slice, band
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def parts_of(
             place = placed if origin.casts else _of_callback(origin, served, placed)
             held = Held(
                 served,
-                dtype_name(dtype),
+                torch_dtype_name(dtype, name),
                 place.shape,
                 place.place,
                 place.steps,
@@ -173,10 +173,10 @@ def _of_slice(origin: Origin, one: Slice, tiling: Tiling, stepped: bool) -> Held
     ((name, dtype),) = origin.served().items()
     shape = tuple(one.tensor.shape)
     rows, cols = matrix_shape(shape)
-    tile_rows = _shape_of_tile(name, dtype_name(dtype), shape, tiling, (None, None))[0]
+    tile_rows = _shape_of_tile(name, torch_dtype_name(dtype, name), shape, tiling, (None, None))[0]
     place = band(rows, cols, tile_rows, one.start, one.count)
     steps = (None if place[1] == rows else tile_rows, None)
-    return Held(name, dtype_name(dtype), shape, place, steps, stepped, sliced=True)
+    return Held(name, torch_dtype_name(dtype, name), shape, place, steps, stepped, sliced=True)
 
 
 def _watched(held: Held, one: Slice, view: Any) -> Part:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import LayoutMismatch
-from ..tensors import ITEMSIZE, NativeMatrix, matrix_shape
+from ..tensors import ITEMSIZE, Bytes, as_view, matrix_shape
+from .journal import Bits
 
 if TYPE_CHECKING:
     import torch
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
 Box = tuple[int, int, int, int]
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """safetensors name of a torch dtype.
+def integers_of(width: int) -> torch.dtype:
+    """The torch integers of so many bytes."""
+    import torch
 
-    Raises:
-        LayoutMismatch: it has none.
-    """
-    from ..tensors import _TORCH_DTYPES
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
 
-    name = _TORCH_DTYPES.get(str(dtype))
-    if name is None:
-        raise LayoutMismatch(f"{dtype} cannot be carried")
-    return name
+
+def torch_from(bits: Bits) -> torch.Tensor:
+    """Unsigned patterns as a tensor of integers as wide, in memory of its own."""
+    import torch
+
+    width = bits.dtype.itemsize
+    return torch.from_numpy(bits.view(np.uint8 if width == 1 else f"i{width}").copy())
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,8 +171,8 @@ class Part:
             )
         return matrix[row : row + rows] if self.complete else matrix
 
-    def read(self, source: torch.Tensor, box: Box) -> tuple[NativeMatrix, object]:
-        """A box of the tensor's matrix in the served dtype, and what keeps its memory.
+    def read(self, source: torch.Tensor, box: Box) -> tuple[Bytes, int, int, int, int]:
+        """A box of the tensor's matrix in the served dtype, as that box of the whole tensor.
 
         Without a copy where the source is served as it is, from the CPU's memory.
         """
@@ -181,25 +183,11 @@ class Part:
             row - self.place[0] : row - self.place[0] + rows,
             col - self.place[2] : col - self.place[2] + cols,
         ]
-        width = ITEMSIZE[self.dtype]
-        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-        served = here.dtype if not self.origin.casts else _served_dtype(self)
+        served = self.origin.served()[self.name]
         aligned = here.stride(1) == 1 or cols == 1
-        if here.dtype == served and here.device.type == "cpu" and aligned:
-            out = here
-        else:
-            out = torch.empty((rows, cols), dtype=served)
-            out.copy_(here)
-        array = out.view(integers).numpy()
-        flat = np.lib.stride_tricks.as_strided(
-            array[:1, :1].view(np.uint8) if array.size else np.empty((0, 0), np.uint8),
-            (rows, cols * width),
-            (array.strides[0] if array.size else cols * width, 1),
-            writeable=False,
-        )
+        if here.dtype != served or here.device.type != "cpu" or not aligned:
+            here = torch.empty((rows, cols), dtype=served).copy_(here)
         whole_rows, whole_cols = matrix_shape(self.shape)
-        return (flat, whole_rows, whole_cols * width, row, col * width), out
-
-
-def _served_dtype(part: Part) -> torch.dtype:
-    return part.origin.served()[part.name]
+        width = ITEMSIZE[self.dtype]
+        data = as_view(here, self.name).data
+        return data, whole_rows, whole_cols * width, row, col * width

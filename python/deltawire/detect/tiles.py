@@ -25,7 +25,7 @@ MAX_CLASSES = 16
 _FEW = 24
 
 #: Bits below the exponent field, and its mask, as in ``rust/format/src/dtype.rs``.
-_EXPONENTS = {
+EXPONENTS = {
     "BF16": (7, 0xFF),
     "F16": (10, 0x1F),
     "F32": (23, 0xFF),
@@ -77,9 +77,9 @@ def exponents(
     from . import kernels
 
     name = _dtype(base, dtype)
-    if name not in _EXPONENTS:
+    if name not in EXPONENTS:
         raise LayoutMismatch(f"{name} has no exponents; its tiles have one class")
-    shift, mask = _EXPONENTS[name]
+    shift, mask = EXPONENTS[name]
     old = as_matrix(base, "the base")
     places = _positions(positions, old)
     histogram = torch.zeros(mask + 1, dtype=torch.int64, device=base.device)
@@ -216,9 +216,9 @@ def start_partition(
     places = _positions(positions, old)
     if old.elements >= 1 << 31 or not 1 <= classes <= MAX_CLASSES or not 0 <= top < 1 << 11:
         raise LayoutMismatch(f"{classes} classes from {top} on, of {old.elements} elements")
-    if classes > 1 and name not in _EXPONENTS:
+    if classes > 1 and name not in EXPONENTS:
         raise LayoutMismatch(f"{name} has no exponents; its tiles have one class")
-    shift, mask = _EXPONENTS.get(name, (0, 0))
+    shift, mask = EXPONENTS.get(name, (0, 0))
     n, device = len(places), base.device
     number = torch.zeros(n, dtype=torch.int32, device=device)
     steps = torch.zeros_like(number, dtype=old.bits.dtype)
@@ -240,7 +240,7 @@ def start_partition(
             top,
             classes - 1,
             BITS=8 * base.element_size(),
-            FLOAT=name in _EXPONENTS,
+            FLOAT=name in EXPONENTS,
             DENSE=dense,
             LAYOUT=layout(old, after) if dense else layout(old),
             **common,

@@ -1,8 +1,8 @@
 //! Old elements of a piece that a detector was not sure of: which ones its digest fits.
 
-use deltawire_kernels::{digest, Block, Digest, Matrix, Word};
+use deltawire_kernels::{digest, Block, Digest, Word};
 
-use crate::rewind::{put, Findings, Outcome, Place, Sure};
+use crate::rewind::{boxed, put, Findings, Outcome, Place, Sure};
 use crate::settle::{settle, Doubt};
 
 /// Elements of a piece of which nothing is known, at most, that are tried with every value.
@@ -79,7 +79,7 @@ impl Findings {
             return Ok(chosen);
         }
         // A few near zero: any value at all.
-        if W::WIDTH > 2 {
+        if W::WIDTH > 2 || unknown.len() > FEW {
             return Err(Outcome::Open);
         }
         let any: Vec<W> = (0..1u64 << (8 * W::WIDTH)).map(W::from_u64).collect();
@@ -90,9 +90,6 @@ impl Findings {
             },
             _ => doubt.clone(),
         };
-        if unknown.len() > FEW {
-            return Err(Outcome::Open);
-        }
         let wide: Vec<Doubt<W>> = doubts.iter().map(open).collect();
         settled(&wide, base, missing).ok_or(Outcome::Open)
     }
@@ -105,12 +102,8 @@ impl Findings {
         doubts: &[Doubt<W>],
         after: &[u8],
     ) -> Digest {
-        let row_bytes = self.entry.cols as usize * W::WIDTH;
         let positions: Vec<u32> = doubts.iter().map(|doubt| doubt.position).collect();
-        let matrix = |bytes| {
-            Matrix::new(bytes, block.rows, block.bytes)
-                .and_then(|m| m.within(self.entry.rows as usize, row_bytes, block.row, block.byte))
-        };
+        let matrix = |bytes| boxed(&self.entry, block, bytes);
         match (matrix(before), matrix(after)) {
             (Some(a), Some(b)) => {
                 digest::change_between::<W>(self.entry.key(), &a, &b, block, &positions)

@@ -134,9 +134,7 @@ impl Reusable for Scratch {
 impl Scratch {
     /// The tile that was rewound last, as that box of its tensor.
     pub(crate) fn matrix(&self, entry: &Tensor, block: &Block) -> Result<Matrix<'_>> {
-        let row_bytes = entry.cols as usize * usize::from(entry.width);
-        Matrix::new(&self.base, block.rows, block.bytes)
-            .and_then(|m| m.within(entry.rows as usize, row_bytes, block.row, block.byte))
+        boxed(entry, block, &self.base)
             .ok_or_else(|| Error::new(Kind::Layout, "another tile was rewound"))
     }
 }
@@ -401,6 +399,17 @@ impl<W: Word> Rewound<W> {
 
 pub(crate) fn put<W: Word>(bytes: &mut [u8], at: usize, value: W) {
     bytes[at..at + W::WIDTH].copy_from_slice(&value.to_u64().to_le_bytes()[..W::WIDTH]);
+}
+
+/// Rows that lie back to back, as that block of a tensor.
+pub(crate) fn boxed<'a>(entry: &Tensor, block: &Block, bytes: &'a [u8]) -> Option<Matrix<'a>> {
+    let row_bytes = entry.cols as usize * usize::from(entry.width);
+    Matrix::new(bytes, block.rows, block.bytes)?.within(
+        entry.rows as usize,
+        row_bytes,
+        block.row,
+        block.byte,
+    )
 }
 
 /// Appends a block's rows.

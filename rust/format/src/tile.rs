@@ -177,17 +177,7 @@ fn send_whole_if_smaller<T: Word>(
     for (&position, &new) in positions.iter().zip(&*new) {
         old[position as usize] = new;
     }
-    let changes = TileChanges {
-        tensor: out.tensor,
-        tile: out.tile,
-        elements: elements as u32,
-        order: entry.order(),
-        positions: all,
-        old: None,
-        new: old,
-        result: Some(out.result.lanes[0]),
-    };
-    let record = encode::tile(profile, &changes, None, encoder);
+    let record = all_elements(profile, entry, (all, old), encoder, out);
     if record.len() < out.record.len() {
         out.changed = elements as u64;
         out.record = record;
@@ -427,18 +417,29 @@ fn whole<T: Word>(
     positions.extend(0..elements);
     values.clear();
     scan::gather(new, block, positions, values);
+    out.changed = elements.into();
+    out.record = all_elements(profile, entry, (positions, values), encoder, out);
+}
+
+/// The record of a tile all of whose elements are sent: their numbers, and what they are.
+fn all_elements<T: Word>(
+    profile: Profile,
+    entry: &Tensor,
+    (positions, new): (&[u32], &[T]),
+    encoder: &mut classes::Scratch,
+    out: &EncodedTile,
+) -> Vec<u8> {
     let changes = TileChanges {
         tensor: out.tensor,
         tile: out.tile,
-        elements,
+        elements: positions.len() as u32,
         order: entry.order(),
         positions,
         old: None,
-        new: values,
+        new,
         result: Some(out.result.lanes[0]),
     };
-    out.changed = elements.into();
-    out.record = encode::tile(profile, &changes, None, encoder);
+    encode::tile(profile, &changes, None, encoder)
 }
 
 /// Refuses a partition that no tile of the tensor can have.
