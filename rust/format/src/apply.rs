@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use deltawire_kernels::{Digest, Matrix, Target, TileMut, Tiles, Word};
+use deltawire_kernels::{digest, Digest, Matrix, Target, TileMut, Tiles, Word};
 use rayon::prelude::*;
 
-use crate::check::{change_of, check_chunk, digest_of, Memory, TileCheck};
+use crate::check::{check_chunk, Memory, TileCheck};
 use crate::chunk::{Chunk, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
@@ -57,7 +57,7 @@ pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], mut target: Target<'_>) ->
     check_matrix(tensor, &target.as_matrix())?;
     with_word!(tensor.width, T => {
         let mut memory = Memory::<T>::default();
-        let check = check_chunk(chunk, tensors, &target.as_matrix(), false, &mut memory)?;
+        let check = check_chunk(chunk, tensors, &target.as_matrix(), &mut memory)?;
         if check.apply {
             let tiles = divide(tensor, target);
             let mut tile = tile_of(chunk, tensor, &tiles)?;
@@ -68,8 +68,6 @@ pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], mut target: Target<'_>) ->
 }
 
 /// The states that a plan was proven from and to, over the delta's tensors.
-///
-/// Where the delta names its states they are compared by lane 0, which alone tells 2^64 states apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
     /// State now; `None` where it is neither of those that the delta names.
@@ -220,7 +218,6 @@ pub fn plan_with<R: ReadAt>(
         followers: followers(aliases),
         permits: Permits::new(),
         pool: Pool::default(),
-        both: delta.index.result_state.is_none() || !all_whole,
         keep: AtomicUsize::new(keep),
     };
     let mut counted = 0u64;
@@ -297,17 +294,16 @@ pub fn plan_with<R: ReadAt>(
             result_state,
             ..
         } = &delta.index;
-        let same = |named: &Digest, found: Digest| named.lanes[0] == found.lanes[0];
         plan.proof = Some(match result_state {
             None => Proof {
                 base_state: Some(now),
                 result_state: then,
             },
-            Some(result) if same(result, then) => Proof {
+            Some(result) if *result == then => Proof {
                 base_state: [*base_state, Some(*result)]
                     .into_iter()
                     .flatten()
-                    .find(|named| same(named, now)),
+                    .find(|named| *named == now),
                 result_state: *result,
             },
             Some(_) => {
@@ -330,8 +326,6 @@ struct Checker<'a, R> {
     followers: Vec<Vec<usize>>,
     permits: Permits,
     pool: Pool,
-    /// Whether both lanes are needed: the delta does not name the state that it leads to.
-    both: bool,
     /// Bytes of changes that may still be kept.
     keep: AtomicUsize,
 }
@@ -350,7 +344,7 @@ impl<R: ReadAt> Checker<'_, R> {
         }
         let now = tensor.tile_box(tile).map_or(Digest::default(), |place| {
             let block = place.block(tensor.width);
-            digest_of(tensor.key(), matrix, &block, self.both)
+            digest::block(tensor.key(), matrix, &block)
         });
         let change = Digest::default();
         Ok((
@@ -375,7 +369,7 @@ impl<R: ReadAt> Checker<'_, R> {
         memory: &mut Memory<T>,
     ) -> Result<Checked> {
         let tensors = &self.delta.header.tensors;
-        let check = check_chunk(chunk, tensors, matrix, self.both, memory)?;
+        let check = check_chunk(chunk, tensors, matrix, memory)?;
         let mut record = Record {
             changes: chunk.header.changes,
             crc: chunk.checksum(),
@@ -384,17 +378,13 @@ impl<R: ReadAt> Checker<'_, R> {
         };
         if check.apply {
             let Memory {
-                scratch,
-                new,
-                words,
-                ..
+                scratch, new, old, ..
             } = memory;
             let positions = &scratch.positions[..];
             let followers = &self.followers[chunk.header.tensor as usize];
             if !followers.is_empty() {
                 let block = chunk.tile_box(tensors)?.block(chunk.tensor(tensors).width);
-                let mut under =
-                    |key| change_of(key, matrix, &block, (positions, &new[..]), self.both, words);
+                let under = |key| digest::change(key, matrix, &block, positions, old, new);
                 record.shared = followers.iter().map(|&f| under(tensors[f].key())).collect();
             }
             if self.keep.load(Ordering::Relaxed) >= Prepared::estimate::<T>(positions.len()) {

@@ -1,8 +1,7 @@
 //! Checking a chunk against the tile that it would change.
 
-use deltawire_kernels::digest::Words;
 use deltawire_kernels::ordered::advance;
-use deltawire_kernels::{digest, scan, Block, Digest, Matrix, MixKey, Word};
+use deltawire_kernels::{digest, scan, Digest, Matrix, Word};
 
 use crate::chunk::{Chunk, Places, Scratch};
 use crate::error::{Error, Kind, Result};
@@ -27,40 +26,14 @@ pub(crate) struct Memory<W> {
     pub(crate) scratch: Scratch<W>,
     /// What the elements become, in the order of the positions.
     pub(crate) new: Vec<W>,
-    pub(crate) words: Words,
+    /// What they were.
+    pub(crate) old: Vec<W>,
     part: Vec<u32>,
-    old: Vec<W>,
 }
 
 impl<W: Word> Reusable for Memory<W> {
     fn keep(&self) -> bool {
-        self.scratch.held() + W::WIDTH * self.new.capacity() < KEPT_BYTES
-    }
-}
-
-/// Digest of a block, with lane 1 only where `both` are asked for.
-pub(crate) fn digest_of(key: MixKey, matrix: &Matrix<'_>, block: &Block, both: bool) -> Digest {
-    if both {
-        digest::block(key, matrix, block)
-    } else {
-        digest::block_lane0(key, matrix, block)
-    }
-}
-
-/// What a block's digest changes by, with lane 1 only where `both` are asked for.
-pub(crate) fn change_of<W: Word>(
-    key: MixKey,
-    matrix: &Matrix<'_>,
-    block: &Block,
-    changes: (&[u32], &[W]),
-    both: bool,
-    words: &mut Words,
-) -> Digest {
-    let (positions, new) = changes;
-    if both {
-        digest::change::<W, true>(key, matrix, block, positions, new, words)
-    } else {
-        digest::change::<W, false>(key, matrix, block, positions, new, words)
+        self.scratch.held() + W::WIDTH * (self.new.capacity() + self.old.capacity()) < KEPT_BYTES
     }
 }
 
@@ -69,11 +42,10 @@ pub(crate) fn check_chunk<T: Word>(
     chunk: &Chunk,
     tensors: &[Tensor],
     matrix: &Matrix<'_>,
-    both: bool,
     memory: &mut Memory<T>,
 ) -> Result<TileCheck> {
     chunk.decode(tensors, &mut memory.scratch)?;
-    check_decoded(chunk, tensors, matrix, both, memory)
+    check_decoded(chunk, tensors, matrix, memory)
 }
 
 /// Checks a chunk that is decoded in `memory` already.
@@ -81,7 +53,6 @@ fn check_decoded<T: Word>(
     chunk: &Chunk,
     tensors: &[Tensor],
     matrix: &Matrix<'_>,
-    both: bool,
     memory: &mut Memory<T>,
 ) -> Result<TileCheck> {
     let tensor = chunk.tensor(tensors);
@@ -102,29 +73,28 @@ fn check_decoded<T: Word>(
     let Memory {
         scratch,
         new,
-        words,
-        part: places,
         old,
+        part: places,
     } = memory;
     let (key, order) = (tensor.key(), tensor.order());
     let cols = (block.bytes / T::WIDTH) as u32;
     let (mut now, mut change) = (Digest::default(), Digest::default());
     new.clear();
+    old.clear();
     // A few rows at a time, so that all but the digest finds their memory in the cache.
     let mut listed = scratch.places(tensor).map_err(place)?;
     for part in block.parts() {
-        now = now.plus(digest_of(key, matrix, &part, both));
+        now = now.plus(digest::block(key, matrix, &part));
         let begun = new.len();
         let first = (part.row - block.row) as u32 * cols;
         places.clear();
-        old.clear();
         match &mut listed {
             Places::Ranks(locator) => {
                 locator.next(matrix, &part);
                 let (positions, steps) = locator.since(begun);
                 places.extend(positions.iter().map(|p| p - first));
                 scan::gather(matrix, &part, places, old);
-                let pairs = old.iter().zip(steps);
+                let pairs = old[begun..].iter().zip(steps);
                 new.extend(pairs.map(|(&old, step)| advance(old, step, order)));
             }
             Places::Listed(positions, values) => {
@@ -133,13 +103,13 @@ fn check_decoded<T: Word>(
                 let count = left.partition_point(|&p| p < end);
                 places.extend(left[..count].iter().map(|p| p - first));
                 scan::gather(matrix, &part, places, old);
-                let pairs = old.iter().enumerate();
+                let pairs = old[begun..].iter().enumerate();
                 new.extend(pairs.map(|(i, &old)| values.resolve(begun + i, old, order)));
             }
         }
         if !places.is_empty() {
-            let changes = (&places[..], &new[begun..]);
-            change = change.plus(change_of(key, matrix, &part, changes, both, words));
+            let (old, new) = (&old[begun..], &new[begun..]);
+            change = change.plus(digest::change(key, matrix, &part, places, old, new));
         }
     }
     if chunk.header.result == Some(now.lanes[0]) {
@@ -200,7 +170,7 @@ pub fn flat_positions(
                 wrong("positions are ranks within exponent classes; give the base to locate them")
             })?;
             check_matrix(tensor, base)?;
-            if !check_decoded(chunk, tensors, base, false, &mut memory)?.apply {
+            if !check_decoded(chunk, tensors, base, &mut memory)?.apply {
                 return Err(wrong("the tensor has the result already; positions need the base"));
             }
             memory.scratch.positions.sort_unstable();

@@ -82,8 +82,6 @@ pub fn compose<R: ReadAt, S: Write>(
     let (permits, scratch) = (Permits::new(), Pool::default());
     let work = Work {
         profile,
-        // What changes in both lanes is summed by itself.
-        both: false,
         permits: &permits,
         scratch: &scratch,
     };
@@ -225,10 +223,10 @@ fn digest_after<R: ReadAt>(delta: &Delta<R>, t: usize) -> Option<u32> {
         return None;
     }
     own.into_iter()
-        .try_fold(tensor.start().lanes[0], |sum, i| {
-            Some(sum.wrapping_add(delta.chunk(i).ok()?.header.result?))
+        .try_fold(tensor.start(), |sum, i| {
+            Some(sum.plus(Digest::new(delta.chunk(i).ok()?.header.result?, 0)))
         })
-        .map(|sum| sum as u32)
+        .map(|sum| sum.lanes[0] as u32)
 }
 
 /// What folding the tiles has in common.

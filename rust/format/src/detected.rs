@@ -83,7 +83,6 @@ impl<W: Write> Writer<W> {
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
         let work = Work {
             profile: self.profile,
-            both: true,
             permits: &permits,
             scratch: &scratch,
         };

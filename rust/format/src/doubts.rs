@@ -1,6 +1,6 @@
 //! Old elements of a piece that a detector was not sure of: which ones its digest fits.
 
-use deltawire_kernels::{digest, Block, Digest, Word};
+use deltawire_kernels::{digest, scan, Block, Digest, Word};
 
 use crate::rewind::{boxed, put, Findings, Outcome, Place, Sure};
 use crate::settle::{settle, Doubt};
@@ -106,7 +106,10 @@ impl Findings {
         let matrix = |bytes| boxed(&self.entry, block, bytes);
         match (matrix(before), matrix(after)) {
             (Some(a), Some(b)) => {
-                digest::change_between::<W>(self.entry.key(), &a, &b, block, &positions)
+                let (mut old, mut new) = (vec![], vec![]);
+                scan::gather::<W>(&a, block, &positions, &mut old);
+                scan::gather::<W>(&b, block, &positions, &mut new);
+                digest::change(self.entry.key(), &a, block, &positions, &old, &new)
             }
             _ => Digest::default(),
         }

@@ -5,8 +5,7 @@
 //! that no change was missed, is proven by the digests of its pieces that are kept from the version before;
 //! they also tell which of two neighbours it was. A tile that cannot be proven is sent whole.
 
-use deltawire_kernels::digest::{self, Words};
-use deltawire_kernels::{Block, Digest, Matrix, Word};
+use deltawire_kernels::{digest, Block, Digest, Matrix, Word};
 
 use crate::error::{Error, Kind, Result};
 use crate::scratch::{Reusable, KEPT_BYTES};
@@ -122,7 +121,6 @@ pub struct Rewound<W> {
 pub struct Scratch {
     /// The tile's elements before, row after row.
     pub base: Vec<u8>,
-    words: Words,
 }
 
 impl Reusable for Scratch {
@@ -231,7 +229,7 @@ impl Findings {
             old: Vec::with_capacity(rest.len()),
             new: Vec::with_capacity(rest.len()),
         };
-        let Scratch { base, words } = scratch;
+        let Scratch { base } = scratch;
         base.clear();
         let mut offset = 0;
         for (piece, &goal) in pieces(block, width).zip(before) {
@@ -246,7 +244,7 @@ impl Findings {
                 picked,
             };
             let here = &mut base[begun..];
-            let (outcome, sum) = self.piece(&place, after, goal, here, words, &mut out);
+            let (outcome, sum) = self.piece(&place, after, goal, here, &mut out);
             out.outcome = out.outcome.max(outcome);
             out.after.push(sum);
             (rest, offset) = (later, end);
@@ -291,7 +289,7 @@ impl Findings {
             old: Vec::with_capacity(picked.len()),
             new: Vec::with_capacity(picked.len()),
         };
-        let Scratch { base, words } = scratch;
+        let Scratch { base } = scratch;
         base.clear();
         fill(after, &piece, base);
         let place = Place {
@@ -299,7 +297,7 @@ impl Findings {
             offset,
             picked,
         };
-        let (outcome, sum) = self.piece(&place, after, before, base, words, &mut out);
+        let (outcome, sum) = self.piece(&place, after, before, base, &mut out);
         out.outcome = outcome;
         out.after.push(sum);
         Ok(out)
@@ -340,7 +338,6 @@ impl Findings {
         after: &Matrix<'_>,
         goal: Digest,
         base: &mut [u8],
-        words: &mut Words,
         out: &mut Rewound<W>,
     ) -> (Outcome, Digest) {
         let begun = out.old.len();
@@ -360,8 +357,8 @@ impl Findings {
         }
         let key = self.entry.key();
         let sum = digest::block(key, after, &place.piece);
-        let old = &out.old[begun..];
-        let back = digest::change::<W, true>(key, after, &place.piece, &here, old, words);
+        let (old, new) = (&out.old[begun..], &out.new[begun..]);
+        let back = digest::change(key, after, &place.piece, &here, new, old);
         let missing = goal.minus(sum.plus(back));
         if missing == Digest::default() {
             return (Outcome::Told, sum);

@@ -90,7 +90,7 @@ fn key_of(name: &str, dtype: &str, shape: &[u64]) -> (MixKey, Digest) {
             k0: word(0),
             k1: word(1),
         },
-        Digest::new(word(2), word(3)),
+        Digest::of(word(2), word(3)),
     )
 }
 

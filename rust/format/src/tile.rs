@@ -1,7 +1,6 @@
 //! One tile of one tensor: comparing it, digesting it, and encoding its changes.
 
 use deltawire_kernels::compare;
-use deltawire_kernels::digest::Words;
 use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
 
 use crate::classify::{Changes, Classifier};
@@ -22,9 +21,6 @@ const SLACK: usize = 48;
 /// What all tiles of a writer share.
 pub(crate) struct Work<'a> {
     pub(crate) profile: Profile,
-    /// Whether lane 1 of the base is wanted: not where the base's state is known, since lane 0 then
-    /// shows that it is that state.
-    pub(crate) both: bool,
     pub(crate) permits: &'a Permits,
     pub(crate) scratch: &'a Pool,
 }
@@ -59,7 +55,6 @@ struct Scratch<W> {
     positions: Vec<u32>,
     old: Vec<W>,
     new: Vec<W>,
-    words: Words,
     classifier: Classifier,
     partition: Partition<W>,
     encode: classes::Scratch,
@@ -71,21 +66,15 @@ impl<W: Word> Reusable for Scratch<W> {
     }
 }
 
-/// Compares a tile's two states, leaving its changes in `scratch`; its digests go to `out`, without lane 1 of
-/// what both have in common unless `both` lanes are asked for.
+/// Compares a tile's two states, leaving its changes in `scratch`; its digests go to `out`.
 fn scan_tile<T: Word>(
     pair: &Pair<'_>,
     entry: &Tensor,
     block: Block,
-    (by_class, both): (bool, bool),
+    by_class: bool,
     scratch: &mut Scratch<T>,
     out: &mut EncodedTile,
 ) {
-    let differing = if both {
-        compare::differing::<T, true>
-    } else {
-        compare::differing::<T, false>
-    };
     let Scratch {
         part: part_positions,
         positions,
@@ -102,11 +91,13 @@ fn scan_tile<T: Word>(
     // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
     for part in block.parts() {
         part_positions.clear();
-        let digest = differing(key, base, &pair.new, &part, part_positions);
+        let digest = compare::differing::<T>(key, base, &pair.new, &part, part_positions);
+        let begun = old.len();
         scan::gather(base, &part, part_positions, old);
         scan::gather(&pair.new, &part, part_positions, new);
         let first = part.row - block.row;
-        let change = digest::change_between::<T>(key, base, &pair.new, &part, part_positions);
+        let (from, to) = (&old[begun..], &new[begun..]);
+        let change = digest::change(key, base, &part, part_positions, from, to);
         out.base = out.base.plus(digest);
         out.result = out.result.plus(digest).plus(change);
         let offset = (first * block.bytes / T::WIDTH) as u32;
@@ -138,7 +129,7 @@ pub(crate) fn compare<T: Word>(
     work.scratch.with(|scratch: &mut Scratch<T>| {
         let by_class = work.profile == Profile::Compact;
         let block = place.block(entry.width);
-        scan_tile(pair, entry, block, (by_class, work.both), scratch, &mut out);
+        scan_tile(pair, entry, block, by_class, scratch, &mut out);
         if !scratch.positions.is_empty() {
             let _permit = work.permits.enter(scratch.positions.len());
             finish(work.profile, &pair.base, entry, scratch, &mut out);
@@ -194,7 +185,7 @@ pub(crate) fn partition<T: Word>(
     let mut scratch = Scratch::<T>::default();
     if let Some(place) = entry.tile_box(tile) {
         let block = place.block(entry.width);
-        scan_tile(pair, entry, block, (true, true), &mut scratch, &mut out);
+        scan_tile(pair, entry, block, true, &mut scratch, &mut out);
         if !scratch.positions.is_empty() {
             scratch.classify(&pair.base, entry, &block);
         }
@@ -307,7 +298,6 @@ pub(crate) fn found<T: Word>(
             positions,
             old,
             new,
-            words,
             classifier,
             ..
         } = scratch;
@@ -347,7 +337,7 @@ pub(crate) fn found<T: Word>(
             }
         }
         old.truncate(positions.len());
-        let change = digest::change::<T, true>(entry.key(), base, &block, positions, new, words);
+        let change = digest::change(entry.key(), base, &block, positions, old, new);
         out.result = out.base.plus(change);
         if !positions.is_empty() {
             finish(work.profile, base, entry, scratch, &mut out);

@@ -192,7 +192,6 @@ impl<W: Write> Writer<W> {
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
         let work = Work {
             profile: self.profile,
-            both: self.header.base_state.is_none(),
             permits: &permits,
             scratch: &scratch,
         };
@@ -274,7 +273,6 @@ impl<W: Write> Writer<W> {
         let (permits, scratch) = (Arc::clone(&self.permits), Arc::clone(&self.scratch));
         let work = Work {
             profile: self.profile,
-            both: self.header.base_state.is_none(),
             permits: &permits,
             scratch: &scratch,
         };
@@ -416,17 +414,15 @@ impl<W: Write> Writer<W> {
             let digests = self.digests.iter().map(move |d| d.map(|d| d[i]));
             sum(digests.filter(|d| d.is_some() || !partial))
         };
-        let (mut base, mut result) = (side(0), side(1));
-        if let (Some(known), Some(from), Some(to)) = (self.header.base_state, base, result) {
-            // Lane 0 shows that it is the known state; lane 1 was only followed through the changes.
-            if from.lanes[0] != known.lanes[0] {
+        let (base, result) = (side(0), side(1));
+        if let (Some(known), Some(from)) = (self.header.base_state, base) {
+            if from != known {
                 return Err(Error::new(
                     Kind::WrongBase,
                     "the base's digest is not the stated base state; pass the tensors of the \
                      version that the delta starts from",
                 ));
             }
-            (base, result) = (Some(known), Some(known.plus(to.minus(from))));
         }
         self.index.result_state = result.filter(|_| !partial);
         // Stated once.

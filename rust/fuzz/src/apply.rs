@@ -137,16 +137,10 @@ fn whole(delta: &Delta<Bytes<'_>>, kept: bool) {
     let after = state(tensors, &matrices);
     let proof = planned.proof.expect("a full plan has a proof");
     match delta.index.result_state {
-        // Named states are compared by lane 0 and reported as they are named.
         Some(named) => {
-            assert_eq!(
-                (named, named.lanes[0]),
-                (proof.result_state, after.lanes[0])
-            );
+            assert_eq!((named, named), (proof.result_state, after));
             let is_named = |d: Digest| Some(d) == delta.index.base_state || d == named;
-            assert!(proof
-                .base_state
-                .is_none_or(|d| is_named(d) && d.lanes[0] == before.lanes[0]));
+            assert!(proof.base_state.is_none_or(|d| is_named(d) && d == before));
         }
         None => assert_eq!(
             (proof.base_state, proof.result_state),

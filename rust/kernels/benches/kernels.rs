@@ -109,7 +109,7 @@ fn dense(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, new: &Matr
         b.iter(|| {
             for block in tiles() {
                 positions.clear();
-                black_box(compare::differing::<u16, true>(
+                black_box(compare::differing::<u16>(
                     KEY,
                     base,
                     new,
@@ -121,9 +121,6 @@ fn dense(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, new: &Matr
     });
     let whole = base.whole();
     group.bench_function("digest", |b| b.iter(|| digest::block(KEY, base, &whole)));
-    group.bench_function("digest lane 0", |b| {
-        b.iter(|| digest::block_lane0(KEY, base, &whole));
-    });
 }
 
 fn classes(group: &mut BenchmarkGroup<'_, WallTime>, base: &Matrix<'_>, located: &[Tile]) {

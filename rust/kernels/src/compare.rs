@@ -1,6 +1,6 @@
 //! Comparing two matrices and digesting one of them in a single pass.
 //!
-//! Comparing waits for memory and mixing for the multipliers, so together they take hardly longer than
+//! Comparing waits for memory and summing for the multipliers, so together they take hardly longer than
 //! the slower of the two.
 
 use crate::block::{prefetch, Block};
@@ -64,11 +64,11 @@ fn run<W: Word, S: WordSum>(
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{run, Digest, Lanes, MixKey, Word};
-    use crate::digest::x86::Avx512;
+    use crate::digest::x86::Ifma;
     use crate::scan::x86::{mask_avx2, mask_avx512};
 
-    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,bmi1,bmi2,popcnt")]
-    pub(super) fn run_avx512<W: Word, const BOTH: bool>(
+    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx512ifma,bmi1,bmi2,popcnt")]
+    pub(super) fn run_ifma<W: Word>(
         key: MixKey,
         j0: u64,
         a: &[u8],
@@ -77,13 +77,28 @@ mod x86 {
         out: &mut Vec<u32>,
     ) -> Digest {
         // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
-        run::<W, Avx512<BOTH>>(key, j0, a, b, first, out, |x, y| unsafe {
+        run::<W, Ifma>(key, j0, a, b, first, out, |x, y| unsafe {
+            mask_avx512::<W>(x, y)
+        })
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,bmi1,bmi2,popcnt")]
+    pub(super) fn run_avx512<W: Word>(
+        key: MixKey,
+        j0: u64,
+        a: &[u8],
+        b: &[u8],
+        first: u32,
+        out: &mut Vec<u32>,
+    ) -> Digest {
+        // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
+        run::<W, Lanes>(key, j0, a, b, first, out, |x, y| unsafe {
             mask_avx512::<W>(x, y)
         })
     }
 
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
-    pub(super) fn run_avx2<W: Word, const BOTH: bool>(
+    pub(super) fn run_avx2<W: Word>(
         key: MixKey,
         j0: u64,
         a: &[u8],
@@ -92,13 +107,13 @@ mod x86 {
         out: &mut Vec<u32>,
     ) -> Digest {
         // SAFETY: the feature is enabled here, and `run` passes groups of 64 elements.
-        run::<W, Lanes<BOTH>>(key, j0, a, b, first, out, |x, y| unsafe {
+        run::<W, Lanes>(key, j0, a, b, first, out, |x, y| unsafe {
             mask_avx2::<W>(x, y)
         })
     }
 }
 
-fn dispatch<W: Word, const BOTH: bool>(
+fn dispatch<W: Word>(
     key: MixKey,
     j0: u64,
     a: &[u8],
@@ -108,24 +123,28 @@ fn dispatch<W: Word, const BOTH: bool>(
 ) -> Digest {
     #[cfg(target_arch = "x86_64")]
     {
+        if features::ifma() {
+            // SAFETY: the features were just detected.
+            return unsafe { x86::run_ifma::<W>(key, j0, a, b, first, out) };
+        }
         if features::avx512() {
             // SAFETY: the features were just detected.
-            return unsafe { x86::run_avx512::<W, BOTH>(key, j0, a, b, first, out) };
+            return unsafe { x86::run_avx512::<W>(key, j0, a, b, first, out) };
         }
         if features::avx2() {
             // SAFETY: the feature was just detected.
-            return unsafe { x86::run_avx2::<W, BOTH>(key, j0, a, b, first, out) };
+            return unsafe { x86::run_avx2::<W>(key, j0, a, b, first, out) };
         }
     }
-    run::<W, Lanes<BOTH>>(key, j0, a, b, first, out, scan::mask_best::<W>)
+    run::<W, Lanes>(key, j0, a, b, first, out, scan::mask_best::<W>)
 }
 
 /// The digest of a block of `base`, as [`digest::block`]; appends the element numbers at which `new` differs
-/// from it, as [`scan::differing`]. With `BOTH` false lane 1 is left zero.
+/// from it, as [`scan::differing`].
 ///
 /// # Panics
 /// As these do.
-pub fn differing<W: Word, const BOTH: bool>(
+pub fn differing<W: Word>(
     key: MixKey,
     base: &Matrix<'_>,
     new: &Matrix<'_>,
@@ -137,21 +156,17 @@ pub fn differing<W: Word, const BOTH: bool>(
     let first = block.row as u64 * per_row + (block.byte / 8) as u64;
     if !(block.bytes.is_multiple_of(8) && block.byte.is_multiple_of(8)) {
         scan::differing::<W>(base, new, block, out);
-        return if BOTH {
-            digest::block(key, base, block)
-        } else {
-            digest::block_lane0(key, base, block)
-        };
+        return digest::block(key, base, block);
     }
     if let (Some(a), Some(b)) = (base.contiguous(block), new.contiguous(block)) {
-        return dispatch::<W, BOTH>(key, first, a, b, 0, out);
+        return dispatch::<W>(key, first, a, b, 0, out);
     }
     let cols = (block.bytes / W::WIDTH) as u32;
     let mut sum = Digest::default();
     for row in 0..block.rows {
         let (a, b) = (base.row(block, row), new.row(block, row));
         let j0 = first + row as u64 * per_row;
-        sum = sum.plus(dispatch::<W, BOTH>(key, j0, a, b, row as u32 * cols, out));
+        sum = sum.plus(dispatch::<W>(key, j0, a, b, row as u32 * cols, out));
     }
     sum
 }
@@ -174,11 +189,7 @@ mod tests {
         scan::differing::<W>(&a, &b, block, &mut expected);
         let sum = digest::block(KEY, &a, block);
         let mut got = vec![];
-        assert_eq!(differing::<W, true>(KEY, &a, &b, block, &mut got), sum);
-        assert_eq!(got, expected);
-        got.clear();
-        let lane0 = Digest::new(sum.lanes[0], 0);
-        assert_eq!(differing::<W, false>(KEY, &a, &b, block, &mut got), lane0);
+        assert_eq!(differing::<W>(KEY, &a, &b, block, &mut got), sum);
         assert_eq!(got, expected);
         if let (Some(x), Some(y)) = (a.contiguous(block), b.contiguous(block)) {
             if block.bytes.is_multiple_of(8) {
@@ -188,11 +199,16 @@ mod tests {
                     assert_eq!(run(&mut got), sum);
                     assert_eq!(got, expected);
                 };
-                twin(&|out| run::<W, Lanes<true>>(KEY, j0, x, y, 0, out, scan::mask_scalar::<W>));
+                twin(&|out| run::<W, Lanes>(KEY, j0, x, y, 0, out, scan::mask_scalar::<W>));
                 #[cfg(target_arch = "x86_64")]
                 if features::avx2() {
                     // SAFETY: the feature was just detected.
-                    twin(&|out| unsafe { x86::run_avx2::<W, true>(KEY, j0, x, y, 0, out) });
+                    twin(&|out| unsafe { x86::run_avx2::<W>(KEY, j0, x, y, 0, out) });
+                }
+                #[cfg(target_arch = "x86_64")]
+                if features::avx512() {
+                    // SAFETY: the features were just detected.
+                    twin(&|out| unsafe { x86::run_avx512::<W>(KEY, j0, x, y, 0, out) });
                 }
             }
         }

@@ -10,6 +10,12 @@ pub(crate) fn avx512() -> bool {
         && bits()
 }
 
+/// [`avx512`] with products of 52 bits.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn ifma() -> bool {
+    avx512() && is_x86_feature_detected!("avx512ifma")
+}
+
 /// AVX2; and bit deposits and counts.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn avx2() -> bool {

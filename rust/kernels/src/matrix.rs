@@ -150,7 +150,7 @@ impl<'a> Matrix<'a> {
 mod tests {
     use super::*;
     use crate::classes::{self, ClassMap, Part, Progress};
-    use crate::digest::{self, MixKey, Words};
+    use crate::digest::{self, MixKey};
     use crate::{compare, scan};
     use proptest::prelude::*;
 
@@ -163,19 +163,13 @@ mod tests {
         block: &Block,
     ) -> impl PartialEq + std::fmt::Debug {
         let mut positions = vec![];
-        let digest = compare::differing::<u16, true>(KEY, base, new, block, &mut positions);
+        let digest = compare::differing::<u16>(KEY, base, new, block, &mut positions);
         assert_eq!(digest, digest::block(KEY, base, block));
         let mut values: Vec<u16> = vec![];
         scan::gather(new, block, &positions, &mut values);
-        let between = digest::change_between::<u16>(KEY, base, new, block, &positions);
-        let change = digest::change::<u16, true>(
-            KEY,
-            base,
-            block,
-            &positions,
-            &values,
-            &mut Words::default(),
-        );
+        let mut old: Vec<u16> = vec![];
+        scan::gather(base, block, &positions, &mut old);
+        let change = digest::change::<u16>(KEY, base, block, &positions, &old, &values);
         let map = ClassMap {
             shift: 7,
             mask: 0xff,
@@ -188,8 +182,6 @@ mod tests {
             map,
             rows: &[],
         };
-        let mut old: Vec<u16> = vec![];
-        scan::gather(base, block, &positions, &mut old);
         let numbers: Vec<u8> = old.iter().map(|&x| map.class(x) as u8).collect();
         let mut ranks = vec![];
         classes::ranks::<u16>(
@@ -199,7 +191,7 @@ mod tests {
             &numbers,
             &mut ranks,
         );
-        (digest, positions, values, between, change, ranks)
+        (digest, positions, values, change, ranks)
     }
 
     proptest! {
