@@ -281,7 +281,7 @@ def _factors(device: torch.device) -> torch.Tensor:
     from . import kernels
 
     def factor(n: int) -> int:
-        x = n * kernels.G.value % (1 << 64)
+        x: int = n * kernels.G.value % (1 << 64)
         x = (x ^ (x >> 30)) * kernels.S1.value % (1 << 64)
         x = (x ^ (x >> 27)) * kernels.S2.value % (1 << 64)
         return (x ^ (x >> 31)) >> 12 | 1
