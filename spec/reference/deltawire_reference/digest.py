@@ -74,10 +74,11 @@ def mix(k0: int, k1: int, j: Words, w: Words) -> tuple[Words, Words]:
 
     def lane(k: int) -> Words:
         factors = np.array([block_factor(k, int(b)) for b in blocks], np.uint64)
-        r = factors[which.reshape(j.shape)]
+        r: Words = factors[which.reshape(j.shape)]
         v0, v1, r0, r1 = v & low32, v >> u(32), r & low32, r >> u(32)
         # 2^64 is 8.
-        return (times(v0 * r0, 0) + times(v0 * r1 + v1 * r0, 32) + u(8) * (v1 * r1)) % u(P)
+        y: Words = times(v0 * r0, 0) + times(v0 * r1 + v1 * r0, 32) + u(8) * (v1 * r1)
+        return y % u(P)
 
     return lane(k0), lane(k1)
 
