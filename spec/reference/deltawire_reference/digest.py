@@ -73,8 +73,8 @@ def mix(k0: int, k1: int, j: Words, w: Words) -> tuple[Words, Words]:
     blocks, which = np.unique(j // u(BLOCK), return_inverse=True)
 
     def lane(k: int) -> Words:
-        factors = np.array([block_factor(k, int(b)) for b in blocks], np.uint64)
-        r: Words = factors[which.reshape(j.shape)]
+        factors: Words = np.array([block_factor(k, int(b)) for b in blocks], np.uint64)
+        r = factors[which.reshape(j.shape)]
         v0, v1, r0, r1 = v & low32, v >> u(32), r & low32, r >> u(32)
         # 2^64 is 8.
         y: Words = times(v0 * r0, 0) + times(v0 * r1 + v1 * r0, 32) + u(8) * (v1 * r1)
