@@ -17,6 +17,7 @@ from deltawire.detect import device, matrices
 from deltawire.detect.step import AdamWStep
 from deltawire.digest import combine
 from interpreted import (
+    INTEGERS,
     Recorder,
     bits,
     changed,
@@ -27,7 +28,7 @@ from interpreted import (
     torch,
     weights,
 )
-from strategies import reference
+from strategies import WIDTHS, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 box_sum = reference.digest.box_sum
@@ -179,11 +180,33 @@ def test_digests_wherever_a_block_lies(
     for narrow in (1 << 30, 1):
         monkeypatch.setattr(device, "NARROW", narrow)
         got = device.digest(block, key, row, 1, 12)
-        assert tuple(lane % (1 << 64) for lane in got.tolist()) == expected
+        assert tuple(got.tolist()) == expected
+
+
+@pytest.mark.parametrize("dtype", ["U8", "F16", "F64"])
+@pytest.mark.parametrize("shape", [(1, 9000), (40, 72), (3000, 1), (33, 257)])
+def test_digests_of_the_largest_words(dtype: str, shape: tuple[int, int]) -> None:
+    """Nothing overflows; everything is reduced, where blocks begin within 256 words too."""
+    whole = torch.full(shape, -1, dtype=torch.int64).to(INTEGERS[WIDTHS[dtype]])
+    key, words = device.key("w", dtype, shape), words_of(shape[1] * WIDTHS[dtype])
+    rows = whole.numpy().view(np.uint8).reshape(shape[0], -1)
+    for row in (0, 1, 255):
+        got = device.digest(whole, key, row)
+        assert tuple(got.tolist()) == box_sum(key, rows, words, row)
+
+
+def test_sums_of_lanes() -> None:
+    """As many as would overflow 64 bits."""
+    prime = (1 << 61) - 1
+    lanes = torch.full((2, 3, 1000), prime - 1, dtype=torch.int64)
+    lanes[1] = torch.arange(3)[:, None]
+    got = device.summed(lanes, 2)
+    assert got.tolist() == [[prime - 1000] * 3, [0, 1000, 2000]]
+    assert device.summed(torch.tensor([prime - 1, 1]), 0).item() == 0
 
 
 @pytest.mark.parametrize("rows", [1, 7, 50, 60])
-@pytest.mark.parametrize("cols", [24, 117, 4100])
+@pytest.mark.parametrize("cols", [24, 117, 4096, 4100])
 def test_digests_of_pieces(rng: np.random.Generator, rows: int, cols: int) -> None:
     whole = noise(rng, "BF16", (50, cols))
     key, words = device.key("w", "BF16", (90, cols)), words_of(2 * cols)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deltawire as dw
+from deltawire.detect.ondevice import total
+from deltawire.digest import combine
 from strategies import (
     WIDTHS,
     State,
@@ -29,6 +32,31 @@ from strategies import (
 )
 
 SPEC = Path(__file__).resolve().parents[1] / "spec" / "digest-v1.md"
+
+
+# A naive twin, written from digest-v1.md in whole numbers.
+P = 2**61 - 1
+G = 0x9E3779B97F4A7C15
+
+
+def scrambled(x: int) -> int:
+    x %= 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+T = [scrambled((2 * s + 1) * G) >> 12 | 1 for s in range(256)]
+U = [scrambled((2 * s + 2) * G) >> 12 | 1 for s in range(256)]
+
+
+def factor(k: int, b: int) -> int:
+    return (scrambled(k + b * G) >> 4) + 1
+
+
+def mixed(k: int, j: int, w: int) -> int:
+    b, s = divmod(j, 256)
+    return (w % 2**32 * T[s] + w // 2**32 * U[s]) * factor(k, b) % P
 
 
 def table(heading: str) -> list[list[str]]:
@@ -53,12 +81,127 @@ def pattern(count: int) -> bytes:
 
 def test_vectors_of_mix() -> None:
     rows = table("Mix with k0")
-    assert len(rows) == 5
+    assert len(rows) >= 7
     for j, w, y0, y1 in rows:
         index = 1 << int(j[2:]) if j.startswith("2^") else int(j)
         words = (np.array([x], np.uint64) for x in (index, int(w, 16)))
         got = digest.mix(0x0123456789ABCDEF, 0xFEDCBA9876543210, *words)
         assert [int(lane[0]) for lane in got] == [int(y0, 16), int(y1, 16)]
+
+
+def test_constants() -> None:
+    text = SPEC.read_text("utf-8")
+    for name, constants in (("T", T), ("U", U)):
+        for s in (0, 255):
+            assert f"{name}({s}) = {constants[s]:013x}" in text
+    assert (digest.T.tolist(), digest.U.tolist()) == (T, U)
+
+
+def test_no_change_of_one_word_vanishes_before_the_reduction() -> None:
+    """Halves that change by a and b below 2^32 cancel where a T = -b U only."""
+    assert len({*T, *U}) == 512
+    for t, u in zip(T, U, strict=True):
+        assert min(t, u) // gcd(t, u) > 2**32
+        assert max(t, u) < 2**52
+
+
+INDEX = st.integers(0, 2**61) | st.integers(0, 2**20).map(lambda x: 256 * x + 255)
+WORD = st.integers(0, 2**64 - 1) | st.sampled_from(
+    [c * P + d for c in range(1, 9) for d in (-1, 0, 1) if c * P + d < 2**64]
+)
+
+
+@examples(300)
+@given(st.integers(0, 2**64 - 1), st.lists(st.tuples(INDEX, WORD), min_size=1, max_size=9))
+def test_mix_equals_its_naive_twin(k: int, items: list[tuple[int, int]]) -> None:
+    j, w = (np.array(column, np.uint64) for column in zip(*items, strict=True))
+    y0, y1 = digest.mix(k, k ^ 1, j, w)
+    assert y0.tolist() == [mixed(k, *item) for item in items]
+    assert y1.tolist() == [mixed(k ^ 1, *item) for item in items]
+
+
+@examples(200)
+@given(st.data())
+def test_sums_equal_their_naive_twin(data: st.DataObject) -> None:
+    keys = data.draw(st.tuples(*[st.integers(0, 2**64 - 1)] * 2))
+    rows, cols = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 40)))
+    grid = [data.draw(st.binary(min_size=cols, max_size=cols)) for _ in range(rows)]
+    row0, word0 = data.draw(st.tuples(st.integers(0, 2**40), st.integers(0, 300)))
+    words_per_row = word0 + -(-cols // 8)
+    sums = [0, 0]
+    for r, row in enumerate(grid):
+        for c in range(-(-cols // 8)):
+            w = int.from_bytes(row[8 * c : 8 * c + 8], "little")
+            for i in (0, 1):
+                sums[i] += mixed(keys[i], (row0 + r) * words_per_row + word0 + c, w)
+    box = np.frombuffer(b"".join(grid), np.uint8).reshape(rows, cols)
+    got = digest.box_sum((*keys, 0, 0), box, words_per_row, row0, word0)
+    assert got == (sums[0] % P, sums[1] % P)
+
+
+@examples(200)
+@given(st.sampled_from([1, 2, 4, 8]), st.data())
+def test_a_digest_moves_by_the_differences_of_elements(width: int, data: st.DataObject) -> None:
+    """Whatever else is in a word: halves of elements of eight bytes differ each on its own."""
+    count, first = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 600))
+    element = st.integers(0, 256**width - 1)
+    old, new = (data.draw(st.lists(element, min_size=count, max_size=count)) for _ in range(2))
+    k = digest.key("w", "U8", (1, count))
+    states = [
+        digest.box_sum(
+            k,
+            np.frombuffer(b"".join(x.to_bytes(width, "little") for x in numbers), np.uint8)[None],
+            1 << 20,
+            0,
+            first,
+        )
+        for numbers in (old, new)
+    ]
+    for lane in (0, 1):
+        moved = 0
+        for place, (x, y) in enumerate(zip(old, new, strict=True)):
+            at = place * width
+            block, s = divmod(first + at // 8, 256)
+            halves = [(x, y, at % 8)]
+            if width == 8:
+                halves = [(x % 2**32, y % 2**32, 0), (x >> 32, y >> 32, 4)]
+            for before, after, byte in halves:
+                constant = T[s] if byte < 4 else U[s]
+                shifted = (after - before) * 2 ** (8 * (byte % 4))
+                moved += shifted * constant * factor(k[lane], block)
+        assert (states[0][lane] + moved) % P == states[1][lane]
+
+
+@pytest.mark.parametrize("other", [0, 1, 2**61 - 1, 2**61, 2**62 - 2, 2**64 - 1])
+def test_multiples_of_the_prime_are_seen(other: int) -> None:
+    """As one number modulo P these words would be alike, 2^64 - 8 (-8 as I64) and 0 for one."""
+    k = digest.key("w", "I64", (1, 300))
+    for place in (0, 255, 299):
+        rows = np.zeros((1, 300), np.uint64)
+        sums = []
+        for word in {other, *(c * P for c in range(9))}:
+            rows[0, place] = word
+            sums.append(digest.box_sum(k, rows.view(np.uint8), 300))
+        for lane in (0, 1):
+            assert len({one[lane] for one in sums}) == len(sums)
+
+
+def test_every_lane_is_reduced() -> None:
+    """Start values too, which come from a hash of 64 bits; sums are."""
+    for name in map(str, range(50)):
+        k = digest.key(name, "U8", (0,))
+        assert max(k[2:]) < P
+        assert digest.tensor_digest(name, "U8", (0,), b"") == (k[2], k[3])
+        stored = dw.tensor_digests({name: dw.TensorView.from_bytes("U8", (0,), b"")})[name]
+        assert stored == digest.stored((k[2], k[3]))
+    assert digest.add((P - 1, 1), (1, P - 1)) == (0, 0)
+    top = digest.stored((P - 1, P - 2))
+    assert combine(top, top) == digest.stored((P - 2, P - 4))
+    assert combine(top, digest.stored((1, 2))) == bytes(16)
+    assert combine(*[top] * 20) == digest.stored((P - 20, P - 40))
+    many = np.frombuffer(top * 5000, "<u8").tobytes()
+    assert total(many) == combine(*[top] * 5000)
+    assert total(b"") == bytes(16)
 
 
 @pytest.mark.parametrize("row", table("Whole tensors"), ids=lambda row: f"{row[1]}-{row[2]}")

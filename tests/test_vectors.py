@@ -102,7 +102,7 @@ def low_half(delta: Any, number: int) -> bytes | None:
     told = len(results) == tensor.tiles and None not in results
     if low is None and told and delta.index.result_state is not None:
         start = digest.key(tensor.name, tensor.dtype, tensor.shape)[2]
-        low = (start + sum(results)) & 0xFFFFFFFF
+        low = (start + sum(results)) % digest.P & 0xFFFFFFFF
     return None if low is None else low.to_bytes(4, "little")
 
 

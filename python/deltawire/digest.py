@@ -8,7 +8,8 @@ from typing import Any
 from . import _native
 from .tensors import as_views
 
-_LANE = 1 << 64
+#: What lanes are summed modulo: a prime.
+PRIME = (1 << 61) - 1
 
 
 def tensor_digests(
@@ -39,11 +40,11 @@ def tensor_digests(
 
 
 def combine(*digests: bytes) -> bytes:
-    """Sum of 16-byte digests, lane by lane; the state digest of several tensors or shards."""
+    """Sum of 16-byte digests, lane by lane modulo 2^61 - 1: that of several tensors or shards."""
     lanes = [0, 0]
     for digest in digests:
-        lanes[0] = (lanes[0] + int.from_bytes(digest[:8], "little")) % _LANE
-        lanes[1] = (lanes[1] + int.from_bytes(digest[8:], "little")) % _LANE
+        lanes[0] = (lanes[0] + int.from_bytes(digest[:8], "little")) % PRIME
+        lanes[1] = (lanes[1] + int.from_bytes(digest[8:], "little")) % PRIME
     return lanes[0].to_bytes(8, "little") + lanes[1].to_bytes(8, "little")
 
 

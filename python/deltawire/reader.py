@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
+from .digest import PRIME
 from .partition import Partition, from_parts
 from .sources import is_path, open_delta, placed
 from .tensors import as_view
@@ -244,7 +245,7 @@ def describe(delta: _native.Delta, path: str | None) -> DeltaInfo:
         digest, sum_ = digests[i], told[i]
         known = info["result_state"] is not None and chunks[i] == info["tiles"][i]
         if digest is None and known and sum_ is not None:
-            digest = sum_ % 2**32
+            digest = sum_ % PRIME % 2**32
         return None if digest is None else digest.to_bytes(4, "little")
 
     tensors = [

@@ -16,10 +16,12 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..digest import PRIME
 from ..errors import LayoutMismatch
 from .matrices import ELEMENTS, NARROW, alike, as_matrix, launch, layout, select
 from .step import AdamWStep
@@ -41,6 +43,7 @@ __all__ = [
     "key",
     "partition",
     "start_partition",
+    "summed",
 ]
 
 #: Bytes of one input that a program compares.
@@ -151,8 +154,8 @@ class Key(NamedTuple):
     """What enters the state digest of one tensor beside its bytes; 64-bit numbers, unsigned.
 
     Attributes:
-        k0, k1: mixed into each word.
-        c0, c1: start value, added once a tensor.
+        k0, k1: of lane 0 and of lane 1; factors of blocks of words come from them.
+        c0, c1: start value, added once a tensor; below 2^61 - 1.
     """
 
     k0: int
@@ -171,7 +174,8 @@ def key(name: str, dtype: str, shape: tuple[int, ...]) -> Key:
     text = b"".join(struct.pack("<I", len(x.encode())) + x.encode() for x in (name, dtype))
     dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
     hashed = hashlib.sha256(b"deltawire digest v1\0" + text + dimensions).digest()
-    return Key(*struct.unpack("<4Q", hashed))
+    k0, k1, c0, c1 = struct.unpack("<4Q", hashed)
+    return Key(k0, k1, c0 % PRIME, c1 % PRIME)
 
 
 def digest(
@@ -192,8 +196,8 @@ def digest(
         piece_rows: also of each piece of so many rows, the last one shorter.
 
     Returns:
-        int64 ``[2]`` on the device: both lanes, modulo 2^64; ``[pieces, 2]`` of pieces. The call
-        does not wait for it.
+        int64 ``[2]`` on the device: both lanes, 0 to 2^61 - 2; ``[pieces, 2]`` of pieces. The
+        call does not wait for it. Sums of them are taken modulo 2^61 - 1 (``summed``).
 
     Raises:
         LayoutMismatch: the block reaches beyond a row, or ends within a word before its end.
@@ -226,12 +230,17 @@ def digest(
     flat = rows == 1 or (unit == 8 and matrix.dense and cols == words_per_row)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[unit]
     piece = n if piece_rows is None else piece_rows * cols
-    programs = -(-piece // _DIGESTED)
+    first = row * words_per_row + word
+    sharing = kernels.SHARING.value
+    # Of elements that follow one another, programs begin at multiples of ``sharing`` words.
+    before = sharing - math.gcd(sharing, first, piece) if flat else 0
+    programs = -(-(before + piece) // _DIGESTED)
     sums = torch.empty((2, pieces * programs), dtype=torch.int64, device=device)
     launch(
         kernels.digest,
         pieces * programs,
         triton.reinterpret(matrix.bits, integers),
+        _factors(device),
         sums,
         n,
         piece,
@@ -240,7 +249,7 @@ def digest(
         row_bytes // unit,
         apart // unit,
         words_per_row,
-        _signed(row * words_per_row + word),
+        first,
         _signed(key.k0),
         _signed(key.k1),
         UNIT=unit,
@@ -248,7 +257,38 @@ def digest(
         LAYOUT=0 if flat else 1 if cols < NARROW else 2,
         BLOCK=_DIGESTED,
     )
-    return sums.sum(1) if piece_rows is None else sums.view(2, pieces, programs).sum(2).T
+    lanes = sums.view(2, pieces, programs)
+    lanes = (lanes[:, :, 0] if programs == 1 else summed(lanes, 2)).T
+    return lanes[0] if piece_rows is None else lanes
+
+
+def summed(lanes: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sum modulo 2^61 - 1 along a dimension of less than 2^30; the call does not wait for it.
+
+    Args:
+        lanes: int64, numbers from 0 to 2^61 - 2, as results are.
+    """
+    low, high = (lanes & 0xFFFFFFFF).sum(dim), (lanes >> 32).sum(dim)
+    # 2^61 is 1.
+    return (((high & ((1 << 29) - 1)) << 32) + (high >> 29) + low) % PRIME
+
+
+@cache
+def _factors(device: torch.device) -> torch.Tensor:
+    """T and U of ``spec/digest-v1.md``: int64 ``[2, 256]``, made once a device."""
+    import torch
+
+    from . import kernels
+
+    def factor(n: int) -> int:
+        x: int = n * kernels.G.value % (1 << 64)
+        x = (x ^ (x >> 30)) * kernels.S1.value % (1 << 64)
+        x = (x ^ (x >> 27)) * kernels.S2.value % (1 << 64)
+        return (x ^ (x >> 31)) >> 12 | 1
+
+    sharing = kernels.SHARING.value
+    numbers = [[factor(2 * s + i) for s in range(sharing)] for i in (1, 2)]
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 def _signed(number: int) -> int:

@@ -21,10 +21,16 @@ WIDE = tl.constexpr(2)
 CLASSES = tl.constexpr(16)
 
 # Constants of spec/digest-v1.md.
-G0 = tl.constexpr(0x9E3779B97F4A7C15)
-G1 = tl.constexpr(0xD1B54A32D192ED03)
-MA = tl.constexpr(0x9FB21C651E98DF25)
-MB = tl.constexpr(0xD6E8FEB86659FD93)
+P = tl.constexpr((1 << 61) - 1)
+G = tl.constexpr(0x9E3779B97F4A7C15)
+S1 = tl.constexpr(0xBF58476D1CE4E5B9)
+S2 = tl.constexpr(0x94D049BB133111EB)
+#: Words that share one R.
+SHARING = tl.constexpr(256)
+LOW26 = tl.constexpr((1 << 26) - 1)
+LOW29 = tl.constexpr((1 << 29) - 1)
+LOW32 = tl.constexpr((1 << 32) - 1)
+LOW35 = tl.constexpr((1 << 35) - 1)
 
 
 @triton.jit
@@ -107,15 +113,67 @@ def differing(
 
 
 @triton.jit
-def _ror(x: tl.tensor, by: tl.constexpr) -> tl.tensor:
-    return (x >> by) | (x << (64 - by))
+def _folded(x: tl.tensor) -> tl.tensor:
+    """uint64 modulo P, though up to P + 7."""
+    return (x & P) + (x >> 61)
 
 
 @triton.jit
-def _mixed(x: tl.tensor, m: tl.constexpr, r: tl.constexpr, s: tl.constexpr) -> tl.tensor:
-    x = (x ^ _ror(x, r) ^ _ror(x, s)) * m
-    x = (x ^ _ror(x, 24) ^ _ror(x, 49)) * m
-    return x ^ (x >> 28)
+def _loaded(
+    block: tl.tensor,
+    row: tl.tensor,
+    col: tl.tensor,
+    inside: tl.tensor,
+    units: tl.tensor,
+    stride: tl.tensor,
+    UNIT: tl.constexpr,
+    UNITS: tl.constexpr,
+) -> tl.tensor:
+    """Words, uint64, zero where not ``inside``; so is what is missing at the end of a row."""
+    if UNIT == 8:
+        word = tl.load(block + row * stride + col, mask=inside, other=0)
+    else:
+        word = col * 0
+        for k in tl.static_range(UNITS):
+            unit = col * (8 // UNIT) + k
+            part = tl.load(block + row * stride + unit, mask=inside & (unit < units), other=0)
+            word = word | ((part.to(tl.int64) & ((1 << (8 * UNIT)) - 1)) << (8 * UNIT * k))
+    return word.to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def _value(w: tl.tensor, t: tl.tensor, u: tl.tensor) -> tl.tensor:
+    """``v`` of words modulo P, up to P + 1, with factors ``t`` and ``u`` of 52 bits."""
+    lo, hi = w & LOW32, w >> 32
+    # Products of 32 by 26 bits: sums of two stay below 2^59.
+    below = lo * (t & LOW26) + hi * (u & LOW26)
+    above = lo * (t >> 26) + hi * (u >> 26)
+    return _folded(below + (above >> 35) + ((above & LOW35) << 26))
+
+
+@triton.jit
+def _factor(k: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """``R`` of blocks ``b``: 1 to 2^60."""
+    x = k.to(tl.int64).to(tl.uint64, bitcast=True) + b * G
+    x = (x ^ (x >> 30)) * S1
+    x = (x ^ (x >> 27)) * S2
+    return ((x ^ (x >> 31)) >> 4) + 1
+
+
+@triton.jit
+def _times(v: tl.tensor, r: tl.tensor) -> tl.tensor:
+    """Product modulo P, up to P + 1, of numbers up to 2^62 and 2^60."""
+    low, high = v * r, tl.umulhi(v, r)
+    return _folded((low & P) + ((low >> 61) | (high << 3)))
+
+
+@triton.jit
+def _summed(x: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
+    """Sum modulo P, fully reduced, of fewer than 2^20 numbers below 2^62 along an axis."""
+    low = tl.sum((x & LOW32).to(tl.int64, bitcast=True), AXIS).to(tl.uint64, bitcast=True)
+    high = tl.sum((x >> 32).to(tl.int64, bitcast=True), AXIS).to(tl.uint64, bitcast=True)
+    y = _folded(low + (high >> 29) + ((high & LOW29) << 32))
+    return tl.where(y >= P, y - P, y)
 
 
 @triton.jit(
@@ -133,6 +191,7 @@ def _mixed(x: tl.tensor, m: tl.constexpr, r: tl.constexpr, s: tl.constexpr) -> t
 )
 def digest(
     block: tl.tensor,
+    factors: tl.tensor,
     sums: tl.tensor,
     n: tl.tensor,
     piece: tl.tensor,
@@ -153,32 +212,40 @@ def digest(
 
     Pieces of ``piece`` words have ``programs`` programs each. A row has ``cols`` words, read as
     ``units`` integers of ``UNIT`` bytes, up to ``UNITS`` a word;
-    what is missing at its end is zero.
+    what is missing at its end is zero. ``factors`` holds T, then U: int64 ``[2, SHARING]``.
     """
     program = tl.program_id(0)
     begin = (program // programs).to(tl.int64) * piece
-    start = begin + (program % programs).to(tl.int64) * BLOCK
-    number = start + tl.arange(0, BLOCK)
-    inside = (number < n) & (number < begin + piece)
-    row, col = place(start, cols, LAYOUT, BLOCK)
-    if UNIT == 8:
-        word = tl.load(block + row * stride + col, mask=inside, other=0)
+    end = tl.minimum(begin + piece, n)
+    at = (program % programs).to(tl.int64) * BLOCK
+    if LAYOUT == FLAT:
+        # Words that share an R are summed before they are multiplied by it: a row of this matrix.
+        # The first may begin before the piece.
+        s = tl.arange(0, SHARING)
+        b = (first + begin + at) // SHARING + tl.arange(0, BLOCK // SHARING)
+        number = b[:, None] * SHARING + s[None, :] - first
+        inside = (number >= begin) & (number < end)
+        w = _loaded(block, number * 0, number, inside, units, stride, UNIT, UNITS)
+        t = tl.load(factors + s).to(tl.uint64, bitcast=True)[None, :]
+        u = tl.load(factors + SHARING + s).to(tl.uint64, bitcast=True)[None, :]
+        v = _summed(_value(w, t, u), 1)
     else:
-        word = tl.zeros([BLOCK], tl.int64)
-        for k in tl.static_range(UNITS):
-            unit = col * (8 // UNIT) + k
-            part = tl.load(block + row * stride + unit, mask=inside & (unit < units), other=0)
-            word = word | ((part.to(tl.int64) & ((1 << (8 * UNIT)) - 1)) << (8 * UNIT * k))
-    w = word.to(tl.uint64, bitcast=True)
-    j = (first.to(tl.int64) + row * words_per_row.to(tl.int64) + col).to(tl.uint64, bitcast=True)
-    t = k0.to(tl.int64).to(tl.uint64, bitcast=True) + j * G0
-    a = (t ^ (t >> 32)) * MB
-    y0 = _mixed(w ^ a ^ (a >> 29), MA, 18, 45)
-    y1 = _mixed(w + k1.to(tl.int64).to(tl.uint64, bitcast=True) + j * G1, MB, 27, 46)
-    y0 = tl.where(inside, y0.to(tl.int64, bitcast=True), 0)
-    y1 = tl.where(inside, y1.to(tl.int64, bitcast=True), 0)
-    tl.store(sums + program, tl.sum(y0, 0))
-    tl.store(sums + tl.num_programs(0) + program, tl.sum(y1, 0))
+        start = begin + at
+        number = start + tl.arange(0, BLOCK)
+        row, col = place(start, cols, LAYOUT, BLOCK)
+        w = _loaded(block, row, col, number < end, units, stride, UNIT, UNITS)
+        # Unsigned: divided by shifts.
+        j = (first + row * words_per_row.to(tl.int64) + col).to(tl.uint64, bitcast=True)
+        b, s = j // SHARING, j % SHARING
+        t = tl.load(factors + s).to(tl.uint64, bitcast=True)
+        u = tl.load(factors + SHARING + s).to(tl.uint64, bitcast=True)
+        # A word of zeros adds nothing, wherever it would be.
+        v = _value(w, t, u)
+    which = b.to(tl.uint64, bitcast=True)
+    y0 = _summed(_times(v, _factor(k0, which)), 0)
+    y1 = _summed(_times(v, _factor(k1, which)), 0)
+    tl.store(sums + program, y0.to(tl.int64, bitcast=True))
+    tl.store(sums + tl.num_programs(0) + program, y1.to(tl.int64, bitcast=True))
 
 
 # --- Classes of a tile. --------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _native
+from ..digest import PRIME
 from ..partition import Partition
 from ..tensors import ITEMSIZE, NativeMatrix, matrix_shape
 from .device import Key, choose, digest, exponents, key, start_partition
@@ -127,11 +128,11 @@ class DeviceTiles:
             moved.append(work.named[differ])
         classes = self._classes([(w.base, m) for w, m in zip(works, moved, strict=True) if w.right])
         pending: list[Any] = []
-        for (number, _, _), work, here in zip(tiles, works, moved, strict=True):
-            lanes = work.sums[len(work.sums) // 2 :].sum(0)
+        for (number, _, _), work, digests, here in zip(tiles, works, after, moved, strict=True):
+            result = int.from_bytes(total(digests)[:8], "little")
             pending.append(
                 start_partition(
-                    work.base, here, work.new, number, *classes, lanes, dtype=self._part.dtype
+                    work.base, here, work.new, number, *classes, result, dtype=self._part.dtype
                 )
                 if work.right and len(here)
                 else None
@@ -224,5 +225,9 @@ class DeviceTiles:
 
 def total(digests: bytes) -> bytes:
     """Sum of 16-byte digests that lie one after another."""
-    words = np.frombuffer(digests, "<u8").reshape(-1, 2)
-    return bytes(words.sum(axis=0, dtype=np.uint64).astype("<u8").tobytes())
+    lanes = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    # Halves, of which 2^32 can be added.
+    high = (lanes >> np.uint64(32)).sum(axis=0).tolist()
+    low = (lanes & np.uint64(0xFFFFFFFF)).sum(axis=0).tolist()
+    sums = [((h << 32) + x) % PRIME for h, x in zip(high, low, strict=True)]
+    return b"".join(x.to_bytes(8, "little") for x in sums)

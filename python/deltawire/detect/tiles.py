@@ -164,7 +164,7 @@ class PendingPartition:
             counts=counts.view(np.uint32).reshape(1, -1),
             ranks=ranks.view(np.uint32),
             steps=steps,
-            result=result % (1 << 64),
+            result=result,
         )
 
 

@@ -11,43 +11,82 @@ from numpy.typing import NDArray
 
 from .tensors import matrix
 
+#: All sums are modulo this prime.
+P = (1 << 61) - 1
 M64 = (1 << 64) - 1
-G0, G1 = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
-MA, MB = 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93
+G = 0x9E3779B97F4A7C15
+#: Words of a block, which share one ``R``.
+BLOCK = 256
 
 Lanes = tuple[int, int]
 Words = NDArray[np.uint64]
 Key = tuple[int, int, int, int]
 
 
+def scramble(x: int) -> int:
+    """``S``: splitmix64's finaliser."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & M64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & M64
+    return x ^ (x >> 31)
+
+
+#: Factors of the lower and of the upper halves of words, by their place in a block.
+T, U = (
+    np.array([scramble((2 * s + i) * G & M64) >> 12 | 1 for s in range(BLOCK)], np.uint64)
+    for i in (1, 2)
+)
+
+
+def block_factor(k: int, b: int) -> int:
+    """``R`` of block ``b``, of the lane with key ``k``."""
+    return (scramble((k + b * G) & M64) >> 4) + 1
+
+
 def key(name: str, dtype: str, shape: Iterable[int]) -> Key:
-    """``k0, k1, c0, c1``."""
+    """``k0, k1``, and the start value: ``c0`` and ``c1`` modulo ``P``."""
     dims = list(shape)
     text = b"deltawire digest v1\0"
     text += struct.pack("<I", len(name.encode())) + name.encode()
     text += struct.pack("<I", len(dtype.encode())) + dtype.encode()
     text += struct.pack("<I", len(dims)) + b"".join(struct.pack("<Q", dim) for dim in dims)
     k0, k1, c0, c1 = struct.unpack("<4Q", hashlib.sha256(text).digest())
-    return k0, k1, c0, c1
+    return k0, k1, c0 % P, c1 % P
+
+
+def times(x: Words, shift: int) -> Words:
+    """``x * 2^shift`` modulo ``P``, below ``2^61 + 2^(shift + 3)``."""
+    u = np.uint64
+    return (x >> u(61 - shift)) + ((x & u((1 << (61 - shift)) - 1)) << u(shift))
 
 
 def mix(k0: int, k1: int, j: Words, w: Words) -> tuple[Words, Words]:
-    """``y0`` and ``y1`` of words ``w`` with indices ``j`` (both uint64 arrays)."""
+    """``y0`` and ``y1`` of words ``w`` with indices ``j`` (both uint64 arrays of one shape)."""
     u = np.uint64
+    low26, low32 = u((1 << 26) - 1), u((1 << 32) - 1)
+    lo, hi, s = w & low32, w >> u(32), (j % u(BLOCK)).astype(np.int64)
+    # Products of 32 by 26 bits.
+    t, f = T[s], U[s]
+    below = lo * (t & low26) + hi * (f & low26)
+    above = lo * (t >> u(26)) + hi * (f >> u(26))
+    v = (below + times(above, 26)) % u(P)
 
-    def ror(x: Words, s: int) -> Words:
-        return (x >> u(s)) | (x << u(64 - s))
+    blocks, which = np.unique(j // u(BLOCK), return_inverse=True)
 
-    def e(x: Words, m: int, r: int, s: int) -> Words:
-        x = (x ^ ror(x, r) ^ ror(x, s)) * u(m)
-        x = (x ^ ror(x, 24) ^ ror(x, 49)) * u(m)
-        return x ^ (x >> u(28))
+    def lane(k: int) -> Words:
+        factors: Words = np.array([block_factor(k, int(b)) for b in blocks], np.uint64)
+        r = factors[which.reshape(j.shape)]
+        v0, v1, r0, r1 = v & low32, v >> u(32), r & low32, r >> u(32)
+        # 2^64 is 8.
+        y: Words = times(v0 * r0, 0) + times(v0 * r1 + v1 * r0, 32) + u(8) * (v1 * r1)
+        return y % u(P)
 
-    with np.errstate(over="ignore"):
-        t = u(k0) + j * u(G0)
-        a = (t ^ (t >> u(32))) * u(MB)
-        a = a ^ (a >> u(29))
-        return e(w ^ a, MA, 18, 45), e(w + (u(k1) + j * u(G1)), MB, 27, 46)
+    return lane(k0), lane(k1)
+
+
+def total(y: Words) -> int:
+    """Sum modulo ``P``."""
+    high, low = (y >> np.uint64(32)).sum(), (y & np.uint64((1 << 32) - 1)).sum()
+    return ((int(high) << 32) + int(low)) % P
 
 
 def words(rows: NDArray[np.uint8]) -> Words:
@@ -71,11 +110,11 @@ def box_sum(
         words_per_row
     ) + (np.arange(w.shape[1], dtype=np.uint64) + np.uint64(word0))[None, :]
     y0, y1 = mix(k[0], k[1], j, w)
-    return int(y0.sum(dtype=np.uint64)), int(y1.sum(dtype=np.uint64))
+    return total(y0), total(y1)
 
 
 def add(*digests: Lanes) -> Lanes:
-    return sum(d[0] for d in digests) & M64, sum(d[1] for d in digests) & M64
+    return sum(d[0] for d in digests) % P, sum(d[1] for d in digests) % P
 
 
 def tensor_digest(name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> Lanes:
