@@ -163,6 +163,7 @@ class Delta:
         threads: int | None = None,
         progress: _Progress | None = None,
         replaced: list[tuple[int, int, _Matrix]] | None = None,
+        trusted: bool = False,
     ) -> Plan: ...
     def damaged(
         self, target: list[_Matrix], threads: int | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from .errors import LayoutMismatch, TargetError, UntrustedDelta
+from .errors import LayoutMismatch, TargetError, UntrustedDelta, WrongBase
 from .reader import describe
 from .sources import open_delta, placed
 from .stream import Progress
@@ -221,11 +221,28 @@ class Staged:
         )
 
 
+def _starts_from(header: Mapping[str, Any], state: bytes) -> bool:
+    """Whether the delta starts from a state; False where that is its result.
+
+    Raises:
+        WrongBase: it is neither.
+    """
+    base, result = header["base_state"], header["result_state"]
+    if base is not None and base != state and result != state:
+        raise WrongBase(
+            f"the target holds state {state.hex()}, but the delta starts from {base.hex()}; apply "
+            "the deltas between, or fetch an anchor",
+            version=header["version"],
+        )
+    return bool(base == state)
+
+
 def stage(
     source: Any,
     target: Mapping[str, Any],
     *,
     verify: bool = True,
+    base_state: bytes | None = None,
     expect_result: bytes | None = None,
     threads: int | None = None,
     limits: Limits | None = None,
@@ -248,7 +265,13 @@ def stage(
         target: names to torch tensors (CPU), numpy arrays, ``Shard``, ``TensorView``, or a writable
             ``Checkpoint``. Tensors beyond those of the delta are left alone. With shards, chunks of
             other ranks are not read, and the state of the whole is for the ranks to add up.
-        verify: prove the whole state, in one pass over the target at memory bandwidth.
+        verify: prove the whole state, in one pass over the target at memory bandwidth; False: only
+            each tile that changes.
+        base_state: state digest that the target was proven to hold, with nobody writing to it
+            since: ``result_state`` of the apply before, or ``state_digest``. If the delta starts
+            from it, it is taken on the caller's word: what changes is proven to lead from there to
+            the delta's result, and elements that stay are hardly looked at, which takes a fraction
+            of the time. Damage to the target since then goes unnoticed.
         expect_result: state digest that the delta must lead to, as from a manifest.
         threads: as many as processors where None.
         limits: what to accept from the delta.
@@ -281,7 +304,8 @@ def stage(
             require_writable(views)
         data = [view.native for view in views.values()]
         tiles = [(tile.tensor, tile.tile, tile.view.native) for tile in replaced]
-        plan = delta.plan(data, shared_memory(views), verify, threads, progress, tiles)
+        trusted = base_state is not None and _starts_from(header, base_state)
+        plan = delta.plan(data, shared_memory(views), verify, threads, progress, tiles, trusted)
         states = plan.states
         if expect_result is not None and states is not None and bytes(states[1]) != expect_result:
             raise UntrustedDelta(
@@ -297,6 +321,7 @@ def apply(
     target: Mapping[str, Any],
     *,
     verify: bool = True,
+    base_state: bytes | None = None,
     threads: int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -311,6 +336,7 @@ def apply(
         source,
         target,
         verify=verify,
+        base_state=base_state,
         threads=threads,
         limits=limits,
         progress=progress,

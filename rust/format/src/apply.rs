@@ -1,13 +1,13 @@
-//! What a delta would do to a target, proven before anything is written; and doing it.
+//! What a delta would do to a target, proven before anything is written.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use deltawire_kernels::{digest, Digest, Matrix, Target, TileMut, Tiles, Word};
+use deltawire_kernels::{digest, Digest, Matrix, Word};
 use rayon::prelude::*;
 
 use crate::check::{check_chunk, Memory, TileCheck};
-use crate::chunk::{Chunk, Scratch};
+use crate::chunk::Chunk;
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::permits::Permits;
@@ -15,9 +15,10 @@ use crate::prepared::Prepared;
 use crate::reader::{Delta, ReadAt};
 use crate::scratch::Pool;
 use crate::shard::{check_matrix, check_target, is_whole, start_of};
-use crate::table::Tensor;
 use crate::tasks::{followers, tasks, Task};
 use crate::with_word;
+
+pub use crate::commit::{apply_chunk, commit};
 
 /// Tiles that each thread checks between two calls of `progress`.
 const TILES_PER_THREAD: usize = 16;
@@ -25,47 +26,6 @@ const TILES_PER_THREAD: usize = 16;
 /// Bytes of located changes that a plan usually keeps for the commit: about 33 million changes of
 /// two-byte elements.
 pub const KEEP: usize = 128 << 20;
-/// Writes a located chunk into its tile.
-fn write_chunk<T: Word>(tensor: &Tensor, tile: &mut TileMut<'_>, scratch: &Scratch<T>) {
-    let order = tensor.order();
-    tile.update::<T>(&scratch.positions, |i, old| {
-        scratch.values.resolve(i, old, order)
-    });
-}
-
-/// A target cut into the tensor's tiles.
-fn divide<'a>(tensor: &Tensor, target: Target<'a>) -> Tiles<'a> {
-    let [rows, cols] = tensor.tile;
-    target.divide(rows as usize, cols as usize * usize::from(tensor.width))
-}
-
-/// A tile to write, which exists and is free by the order of chunks [F11].
-fn tile_of<'a>(chunk: &Chunk, tensor: &Tensor, tiles: &'a Tiles<'_>) -> Result<TileMut<'a>> {
-    tiles.take(chunk.header.tile as usize).ok_or_else(|| {
-        Error::corrupt("the tile does not exist or has two chunks [F11]")
-            .at(chunk.offset)
-            .of(&tensor.name)
-    })
-}
-
-/// Checks one chunk and applies it in place; false where the tile had the result already.
-///
-/// # Errors
-/// As for a plan; the tile is then as before.
-pub fn apply_chunk(chunk: &Chunk, tensors: &[Tensor], mut target: Target<'_>) -> Result<bool> {
-    let tensor = chunk.tensor(tensors);
-    check_matrix(tensor, &target.as_matrix())?;
-    with_word!(tensor.width, T => {
-        let mut memory = Memory::<T>::default();
-        let check = check_chunk(chunk, tensors, &target.as_matrix(), &mut memory)?;
-        if check.apply {
-            let tiles = divide(tensor, target);
-            let mut tile = tile_of(chunk, tensor, &tiles)?;
-            tile.update::<T>(&memory.scratch.positions, |i, _| memory.new[i]);
-        }
-        Ok(check.apply)
-    })
-}
 
 /// The states that a plan was proven from and to, over the delta's tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,16 +38,16 @@ pub struct Proof {
 
 /// A chunk to write: its number, its record's checksum, and its changes if they were kept.
 #[derive(Clone, Debug)]
-struct Write {
-    chunk: usize,
-    crc: u32,
-    prepared: Option<Prepared>,
+pub(crate) struct Write {
+    pub(crate) chunk: usize,
+    pub(crate) crc: u32,
+    pub(crate) prepared: Option<Prepared>,
 }
 
 /// What a delta does to a target: checked in full, nothing written.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    writes: Vec<Write>,
+    pub(crate) writes: Vec<Write>,
     /// Chunks whose tile has the result already.
     pub skipped: u64,
     /// Elements that will be written.
@@ -123,6 +83,10 @@ pub struct Held<'a> {
     /// Tiles, by tensor and number, that will have been overwritten with these before the plan is carried
     /// out: each a shard that holds the tile.
     pub replaced: &'a Replaced<'a>,
+    /// The caller vouches that the target holds the base. Where the delta names both its states, and the
+    /// target is whole, what changes is then proven to change the state by what the two differ by, and
+    /// nothing is digested. Where that fails, all is checked as if nobody vouched.
+    pub trusted: bool,
 }
 
 /// Contents of tiles, by tensor and number.
@@ -145,6 +109,7 @@ pub fn plan<R: ReadAt>(
         target,
         aliases,
         replaced: &Replaced::new(),
+        trusted: false,
     };
     plan_with(delta, held, full, keep, pool, progress)
 }
@@ -171,11 +136,37 @@ pub fn plan_with<R: ReadAt>(
     pool: &rayon::ThreadPool,
     mut progress: impl FnMut(u64) -> Result<()>,
 ) -> Result<Plan> {
+    let states = delta.index.base_state.zip(delta.index.result_state);
+    let whole = held.target.iter().all(is_whole) && held.replaced.is_empty();
+    let Some((base, result)) = states.filter(|_| held.trusted && whole) else {
+        return examine(delta, held, full, None, keep, pool, &mut progress);
+    };
+    let expected = Some(result.minus(base));
+    match examine(delta, held, false, expected, keep, pool, &mut progress) {
+        // It is not what the caller took it for. All of it tells what it is.
+        Err(error) if matches!(error.kind, Kind::WrongBase | Kind::Corrupt) => {
+            examine(delta, held, true, None, keep, pool, &mut progress)
+        }
+        found => found,
+    }
+}
+
+/// [`plan_with`]; tiles are taken to hold the base where what the state must change by is `expected`.
+fn examine<R: ReadAt>(
+    delta: &Delta<R>,
+    held: Held<'_>,
+    full: bool,
+    expected: Option<Digest>,
+    keep: usize,
+    pool: &rayon::ThreadPool,
+    progress: &mut impl FnMut(u64) -> Result<()>,
+) -> Result<Plan> {
     let tensors = &delta.header.tensors;
     let Held {
         target,
         aliases,
         replaced,
+        trusted: _,
     } = held;
     check_target(tensors, target)?;
     if aliases.len() != tensors.len() {
@@ -219,6 +210,7 @@ pub fn plan_with<R: ReadAt>(
         permits: Permits::new(),
         pool: Pool::default(),
         keep: AtomicUsize::new(keep),
+        trusted: expected.is_some(),
     };
     let mut counted = 0u64;
     while tasks.peek().is_some() {
@@ -271,6 +263,24 @@ pub fn plan_with<R: ReadAt>(
             );
             return Err(Error::new(Kind::WrongBase, message).of(&tensors[t].name));
         }
+    }
+    if expected.is_some_and(|expected| {
+        own.iter().fold(Digest::default(), |sum, d| sum.plus(*d)) != expected
+    }) {
+        let message = "the delta would not lead from its base state to its result";
+        return Err(Error::new(Kind::WrongBase, message));
+    }
+    if let Some((base, result)) = delta
+        .index
+        .base_state
+        .zip(delta.index.result_state)
+        .filter(|_| expected.is_some())
+    {
+        plan.sums = Some([base, result]);
+        plan.proof = Some(Proof {
+            base_state: Some(base),
+            result_state: result,
+        });
     }
     if full {
         for (t, tensor) in tensors.iter().enumerate().filter(|(t, _)| whole[*t]) {
@@ -328,6 +338,8 @@ struct Checker<'a, R> {
     pool: Pool,
     /// Bytes of changes that may still be kept.
     keep: AtomicUsize,
+    /// Whether tiles are taken to hold the base.
+    trusted: bool,
 }
 
 impl<R: ReadAt> Checker<'_, R> {
@@ -369,7 +381,7 @@ impl<R: ReadAt> Checker<'_, R> {
         memory: &mut Memory<T>,
     ) -> Result<Checked> {
         let tensors = &self.delta.header.tensors;
-        let check = check_chunk(chunk, tensors, matrix, memory)?;
+        let check = check_chunk(chunk, tensors, matrix, self.trusted, memory)?;
         let mut record = Record {
             changes: chunk.header.changes,
             crc: chunk.checksum(),
@@ -398,78 +410,5 @@ impl<R: ReadAt> Checker<'_, R> {
             }
         }
         Ok((check, Some(record)))
-    }
-}
-
-/// Carries out a plan and returns how many elements were written. Costs O(changes).
-///
-/// # Errors
-/// `Torn` where the delta can no longer be read as it was checked. Tiles written by then have the
-/// result, the others the base; a new plan skips the former.
-pub fn commit<R: ReadAt>(
-    delta: &Delta<R>,
-    plan: &Plan,
-    target: Vec<Target<'_>>,
-    pool: &rayon::ThreadPool,
-) -> Result<u64> {
-    let tensors = &delta.header.tensors;
-    let tiles: Vec<Tiles<'_>> = tensors
-        .iter()
-        .zip(target)
-        .map(|(tensor, target)| divide(tensor, target))
-        .collect();
-    let begun = AtomicBool::new(false);
-    let permits = Permits::new();
-    let result: Result<()> = pool.install(|| {
-        plan.writes.par_iter().try_for_each(|write| {
-            let place = &delta.index.chunks[write.chunk];
-            let tensor = &tensors[place.tensor as usize];
-            let take = || {
-                tiles[place.tensor as usize]
-                    .take(place.tile as usize)
-                    .ok_or_else(|| {
-                        Error::corrupt("the tile has two chunks [F11]")
-                            .at(place.offset)
-                            .of(&tensor.name)
-                    })
-            };
-            with_word!(tensor.width, T => {
-                match &write.prepared {
-                    Some(prepared) => {
-                        let mut tile = take()?;
-                        begun.store(true, Ordering::Relaxed);
-                        prepared.write::<T>(&mut tile);
-                    }
-                    None => {
-                        let chunk = delta.chunk(write.chunk)?;
-                        let _permit = permits.enter(chunk.header.changes as usize);
-                        if chunk.checksum() != write.crc {
-                            let message = "the delta changed after it was checked";
-                            return Err(Error::corrupt(message).at(place.offset).of(&tensor.name));
-                        }
-                        let mut scratch = Scratch::<T>::default();
-                        chunk.decode(tensors, &mut scratch)?;
-                        let mut tile = take()?;
-                        let matrix = tile.as_matrix();
-                        scratch.locate(tensor, &matrix, &matrix.whole())?;
-                        begun.store(true, Ordering::Relaxed);
-                        write_chunk(tensor, &mut tile, &scratch);
-                    }
-                }
-            });
-            Ok(())
-        })
-    });
-    match result {
-        Ok(()) => Ok(plan.changed),
-        Err(error) if !begun.into_inner() => Err(error),
-        Err(error) => Err(Error {
-            kind: Kind::Torn,
-            message: format!(
-                "{}; some tiles have the new bits, the others the old: apply the delta again",
-                error.message
-            ),
-            ..error
-        }),
     }
 }

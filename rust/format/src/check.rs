@@ -1,7 +1,8 @@
 //! Checking a chunk against the tile that it would change.
 
-use deltawire_kernels::ordered::advance;
-use deltawire_kernels::{digest, scan, Digest, Matrix, Word};
+use deltawire_kernels::ordered::advance_all;
+use deltawire_kernels::scan::{self, Elements};
+use deltawire_kernels::{digest, Ahead, Digest, Matrix, Word};
 
 use crate::chunk::{Chunk, Places, Scratch};
 use crate::error::{Error, Kind, Result};
@@ -38,14 +39,18 @@ impl<W: Word> Reusable for Memory<W> {
 }
 
 /// Checks one chunk against a tile of `matrix`, decoding it into `memory`.
+///
+/// A tile that is `trusted` to hold the base is not digested: what the chunk changes is for the caller to
+/// prove.
 pub(crate) fn check_chunk<T: Word>(
     chunk: &Chunk,
     tensors: &[Tensor],
     matrix: &Matrix<'_>,
+    trusted: bool,
     memory: &mut Memory<T>,
 ) -> Result<TileCheck> {
     chunk.decode(tensors, &mut memory.scratch)?;
-    check_decoded(chunk, tensors, matrix, memory)
+    check_decoded(chunk, tensors, matrix, trusted, memory)
 }
 
 /// Checks a chunk that is decoded in `memory` already.
@@ -53,6 +58,7 @@ fn check_decoded<T: Word>(
     chunk: &Chunk,
     tensors: &[Tensor],
     matrix: &Matrix<'_>,
+    trusted: bool,
     memory: &mut Memory<T>,
 ) -> Result<TileCheck> {
     let tensor = chunk.tensor(tensors);
@@ -81,21 +87,41 @@ fn check_decoded<T: Word>(
     let (mut now, mut change) = (Digest::default(), Digest::default());
     new.clear();
     old.clear();
-    // A few rows at a time, so that all but the digest finds their memory in the cache.
+    new.reserve(chunk.header.changes as usize);
+    old.reserve(chunk.header.changes as usize);
     let mut listed = scratch.places(tensor).map_err(place)?;
-    for part in block.parts() {
-        now = now.plus(digest::block(key, matrix, &part));
+    if let (Places::Listed(positions, values), true) = (&listed, trusted) {
+        // Only what changes is looked at, while its share of the digest is summed.
+        let elements = Elements::of::<T>(matrix, &block);
+        let change = digest::change_of(key, matrix, &block, positions, |i| {
+            let from = elements.read_ahead(positions, i);
+            let to = values.resolve(i, from, order);
+            old.push(from);
+            new.push(to);
+            (from, to)
+        });
+        return Ok(TileCheck {
+            apply: true,
+            now,
+            change,
+        });
+    }
+    // A few rows at a time, so that all but the digest finds their memory in the cache.
+    let mut parts = block.parts().peekable();
+    while let Some(part) = parts.next() {
+        if !trusted {
+            now = now.plus(digest::block(key, matrix, &part));
+        }
         let begun = new.len();
         let first = (part.row - block.row) as u32 * cols;
         places.clear();
         match &mut listed {
             Places::Ranks(locator) => {
-                locator.next(matrix, &part);
+                locator.next(matrix, &part, Ahead::of([matrix], parts.peek()));
                 let (positions, steps) = locator.since(begun);
                 places.extend(positions.iter().map(|p| p - first));
                 scan::gather(matrix, &part, places, old);
-                let pairs = old[begun..].iter().zip(steps);
-                new.extend(pairs.map(|(&old, step)| advance(old, step, order)));
+                advance_all(&old[begun..], steps, order, new);
             }
             Places::Listed(positions, values) => {
                 let end = first + part.rows as u32 * cols;
@@ -103,8 +129,7 @@ fn check_decoded<T: Word>(
                 let count = left.partition_point(|&p| p < end);
                 places.extend(left[..count].iter().map(|p| p - first));
                 scan::gather(matrix, &part, places, old);
-                let pairs = old[begun..].iter().enumerate();
-                new.extend(pairs.map(|(i, &old)| values.resolve(begun + i, old, order)));
+                values.resolve_all(begun, &old[begun..], order, new);
             }
         }
         if !places.is_empty() {
@@ -112,14 +137,14 @@ fn check_decoded<T: Word>(
             change = change.plus(digest::change(key, matrix, &part, places, old, new));
         }
     }
-    if chunk.header.result == Some(now.lanes[0]) {
+    if !trusted && chunk.header.result == Some(now.lanes[0]) {
         return Ok(TileCheck {
             apply: false,
             now,
             change: Digest::default(),
         });
     }
-    if chunk.header.base.is_some_and(|base| base != now.lanes[0]) {
+    if !trusted && chunk.header.base.is_some_and(|base| base != now.lanes[0]) {
         return Err(neither());
     }
     let located = match listed {
@@ -131,13 +156,15 @@ fn check_decoded<T: Word>(
         None => neither(),
     })?;
     match chunk.header.result {
-        Some(result) if now.plus(change).lanes[0] != result => match chunk.header.base {
-            // Its base was there, so the chunk itself is wrong.
-            Some(_) => Err(place(Error::corrupt(
-                "the chunk does not lead to its result digest [F13]",
-            ))),
-            None => Err(neither()),
-        },
+        Some(result) if !trusted && now.plus(change).lanes[0] != result => {
+            match chunk.header.base {
+                // Its base was there, so the chunk itself is wrong.
+                Some(_) => Err(place(Error::corrupt(
+                    "the chunk does not lead to its result digest [F13]",
+                ))),
+                None => Err(neither()),
+            }
+        }
         _ => Ok(TileCheck {
             apply: true,
             now,
@@ -170,7 +197,7 @@ pub fn flat_positions(
                 wrong("positions are ranks within exponent classes; give the base to locate them")
             })?;
             check_matrix(tensor, base)?;
-            if !check_decoded(chunk, tensors, base, &mut memory)?.apply {
+            if !check_decoded(chunk, tensors, base, false, &mut memory)?.apply {
                 return Err(wrong("the tensor has the result already; positions need the base"));
             }
             memory.scratch.positions.sort_unstable();

@@ -58,7 +58,7 @@ pub fn damaged<R: ReadAt>(
         let _permit = permits.enter(chunk.header.changes as usize);
         let checked = with_word!(tensor.width, T => {
             scratch.with(|memory: &mut Memory<T>| {
-                check_chunk(&chunk, tensors, matrix, memory).map(drop)
+                check_chunk(&chunk, tensors, matrix, false, memory).map(drop)
             })
         });
         match checked {

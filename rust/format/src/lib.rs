@@ -27,6 +27,7 @@ pub mod chunk;
 pub mod classify;
 pub mod codec;
 mod columns;
+mod commit;
 pub mod compose;
 pub mod damage;
 pub mod detected;

@@ -29,12 +29,14 @@ impl Prepared {
     pub(crate) fn new<W: Word>(positions: &[u32], new: &[W]) -> Self {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         let mut offsets = Vec::with_capacity(positions.len());
-        let mut values = Vec::with_capacity(positions.len() * W::WIDTH);
+        let mut values = vec![0; new.len() * W::WIDTH];
         for run in positions.chunk_by(|a, b| a / WINDOW == b / WINDOW) {
             runs.push((run[0] / WINDOW * WINDOW, run.len() as u32));
             offsets.extend(run.iter().map(|p| (p % WINDOW) as u16));
         }
-        new.iter().for_each(|w| w.append(&mut values));
+        for (bytes, element) in values.chunks_exact_mut(W::WIDTH).zip(new) {
+            element.write(bytes);
+        }
         Self {
             runs,
             offsets,

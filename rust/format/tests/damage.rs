@@ -166,7 +166,7 @@ proptest! {
         let before = state.clone();
         let now = matrices(&case.tensors, &before);
         let aliases = vec![None; now.len()];
-        let held = Held { target: &now, aliases: &aliases, replaced: &replaced };
+        let held = Held { target: &now, aliases: &aliases, replaced: &replaced, trusted: false };
         let planned = plan_with(&delta, held, true, KEEP, &pool, |_| Ok(()));
         let plain = plan(&delta, &now, &aliases, true, KEEP, &pool, |_| Ok(()));
         prop_assert_eq!(plain.is_ok(), places.is_empty() && elsewhere.is_empty());
@@ -228,6 +228,7 @@ fn what_does_not_fit_is_refused() {
             target: &now,
             aliases: &[None],
             replaced: &replaced,
+            trusted: false,
         };
         let error = plan_with(&delta, held, true, KEEP, &pool, |_| Ok(())).unwrap_err();
         assert!(

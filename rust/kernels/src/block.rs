@@ -1,7 +1,7 @@
 //! Boxes of matrices, and what of a matrix is in memory.
 
 /// Bytes of a part of a block.
-const PART_BYTES: usize = 32 << 10;
+const PART_BYTES: usize = 64 << 10;
 
 /// Asks for the memory at an address; a wrong one is harmless.
 #[inline(always)]

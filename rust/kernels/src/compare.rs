@@ -27,6 +27,7 @@ fn run<W: Word, S: WordSum>(
     first: u32,
     out: &mut Vec<u32>,
     mask_group: impl Fn(&[u8], &[u8]) -> u64,
+    push: impl Fn(&mut Positions<'_>, u64, u32),
 ) -> Digest {
     let size = GROUP * W::WIDTH;
     let mut sum = S::new(key, j0);
@@ -48,7 +49,7 @@ fn run<W: Word, S: WordSum>(
             }
         }
         for &mask in &masks[..whole] {
-            positions.push(mask, at);
+            push(&mut positions, mask, at);
             at += GROUP as u32;
         }
         positions.push(scan::mask_scalar::<W>(rest.0, rest.1), at);
@@ -67,7 +68,9 @@ mod x86 {
     use crate::digest::x86::Ifma;
     use crate::scan::x86::{mask_avx2, mask_avx512};
 
-    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,avx512ifma,bmi1,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512dq,avx512vl,avx512bw,avx512ifma,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
     pub(super) fn run_ifma<W: Word>(
         key: MixKey,
         j0: u64,
@@ -77,9 +80,16 @@ mod x86 {
         out: &mut Vec<u32>,
     ) -> Digest {
         // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
-        run::<W, Ifma>(key, j0, a, b, first, out, |x, y| unsafe {
-            mask_avx512::<W>(x, y)
-        })
+        run::<W, Ifma>(
+            key,
+            j0,
+            a,
+            b,
+            first,
+            out,
+            |x, y| unsafe { mask_avx512::<W>(x, y) },
+            |positions, mask, at| positions.push_vbmi2(mask, at),
+        )
     }
 
     #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,bmi1,bmi2,popcnt")]
@@ -92,9 +102,16 @@ mod x86 {
         out: &mut Vec<u32>,
     ) -> Digest {
         // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
-        run::<W, Lanes>(key, j0, a, b, first, out, |x, y| unsafe {
-            mask_avx512::<W>(x, y)
-        })
+        run::<W, Lanes>(
+            key,
+            j0,
+            a,
+            b,
+            first,
+            out,
+            |x, y| unsafe { mask_avx512::<W>(x, y) },
+            |positions, mask, at| positions.push(mask, at),
+        )
     }
 
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
@@ -107,9 +124,16 @@ mod x86 {
         out: &mut Vec<u32>,
     ) -> Digest {
         // SAFETY: the feature is enabled here, and `run` passes groups of 64 elements.
-        run::<W, Lanes>(key, j0, a, b, first, out, |x, y| unsafe {
-            mask_avx2::<W>(x, y)
-        })
+        run::<W, Lanes>(
+            key,
+            j0,
+            a,
+            b,
+            first,
+            out,
+            |x, y| unsafe { mask_avx2::<W>(x, y) },
+            |positions, mask, at| positions.push(mask, at),
+        )
     }
 }
 
@@ -136,7 +160,16 @@ fn dispatch<W: Word>(
             return unsafe { x86::run_avx2::<W>(key, j0, a, b, first, out) };
         }
     }
-    run::<W, Lanes>(key, j0, a, b, first, out, scan::mask_best::<W>)
+    run::<W, Lanes>(
+        key,
+        j0,
+        a,
+        b,
+        first,
+        out,
+        scan::mask_best::<W>,
+        |positions, mask, at| positions.push(mask, at),
+    )
 }
 
 /// The digest of a block of `base`, as [`digest::block`]; appends the element numbers at which `new` differs
@@ -199,7 +232,18 @@ mod tests {
                     assert_eq!(run(&mut got), sum);
                     assert_eq!(got, expected);
                 };
-                twin(&|out| run::<W, Lanes>(KEY, j0, x, y, 0, out, scan::mask_scalar::<W>));
+                twin(&|out| {
+                    run::<W, Lanes>(
+                        KEY,
+                        j0,
+                        x,
+                        y,
+                        0,
+                        out,
+                        scan::mask_scalar::<W>,
+                        |positions, mask, at| positions.push(mask, at),
+                    )
+                });
                 #[cfg(target_arch = "x86_64")]
                 if features::avx2() {
                     // SAFETY: the feature was just detected.
@@ -237,6 +281,25 @@ mod tests {
                 check::<u32>(&old, &new, rows, &block);
                 check::<u64>(&old, &new, rows, &block);
             }
+        }
+
+        #[test]
+        fn many_differences(
+            rows in 1usize..9, words in 1usize..60, every in 1usize..9,
+            keep in prop::collection::vec(any::<prop::sample::Index>(), 0..200),
+        ) {
+            let width = 8 * words;
+            let old: Vec<u8> = (0..rows * width).map(|i| (i * 37) as u8).collect();
+            let mut new: Vec<u8> =
+                old.iter().enumerate().map(|(i, x)| x ^ u8::from(i % every == 0)).collect();
+            for at in keep {
+                let i = at.index(new.len());
+                new[i] = old[i];
+            }
+            let block = Block { row: 0, rows, byte: 0, bytes: width };
+            check::<u8>(&old, &new, rows, &block);
+            check::<u16>(&old, &new, rows, &block);
+            check::<u32>(&old, &new, rows, &block);
         }
 
         #[test]

@@ -10,10 +10,10 @@ pub(crate) fn avx512() -> bool {
         && bits()
 }
 
-/// [`avx512`] with products of 52 bits.
+/// [`avx512`] with products of 52 bits, and compressed bytes.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn ifma() -> bool {
-    avx512() && is_x86_feature_detected!("avx512ifma")
+    avx512() && is_x86_feature_detected!("avx512ifma") && is_x86_feature_detected!("avx512vbmi2")
 }
 
 /// AVX2; and bit deposits and counts.

@@ -13,6 +13,7 @@
 //! vectorised loop has a scalar twin that the tests compare it with, and is chosen when the
 //! program runs, by what the processor offers.
 
+pub mod ahead;
 pub mod block;
 pub mod boundary;
 pub mod classes;
@@ -27,6 +28,7 @@ pub mod scan;
 pub mod target;
 pub mod word;
 
+pub use ahead::Ahead;
 pub use block::Block;
 pub use digest::{Digest, MixKey};
 pub use matrix::Matrix;

@@ -16,11 +16,7 @@ pub enum Order {
 #[inline(always)]
 pub fn ordered<W: Word>(bits: W, order: Order) -> W {
     match order {
-        // Without a branch, as signs are random: all bits but the sign's are flipped where that is set.
-        Order::Float => {
-            let negative = (bits.to_i64() >> 63) as u64;
-            W::from_u64(bits.to_u64() ^ (negative & (W::SIGN.to_u64() - 1)))
-        }
+        Order::Float => bits.ordered(),
         Order::Integer => bits,
     }
 }
@@ -35,6 +31,21 @@ pub fn step<W: Word>(old: W, new: W, order: Order) -> W {
 #[inline(always)]
 pub fn advance<W: Word>(old: W, step: W, order: Order) -> W {
     ordered(ordered(old, order).wrapping_add(step), order)
+}
+
+/// Appends the patterns that lie `steps` after `old`, pair by pair.
+pub fn advance_all<W: Word>(
+    old: &[W],
+    steps: impl Iterator<Item = W>,
+    order: Order,
+    out: &mut Vec<W>,
+) {
+    let pairs = old.iter().zip(steps);
+    // One loop for each order, for vectors.
+    match order {
+        Order::Float => out.extend(pairs.map(|(&old, step)| advance(old, step, Order::Float))),
+        Order::Integer => out.extend(pairs.map(|(&old, step)| advance(old, step, Order::Integer))),
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! Which elements of two matrices differ, by bits.
 
-use crate::block::{Block, Divider};
+use crate::block::{prefetch, Block, Divider};
 #[cfg(target_arch = "x86_64")]
 use crate::features;
 use crate::matrix::Matrix;
 use crate::Word;
 
+/// Scattered elements are asked for so many before they are read.
+const AHEAD: usize = 32;
 /// Elements compared at a time.
 pub(crate) const GROUP: usize = 64;
 
@@ -25,6 +27,9 @@ pub(crate) fn mask_scalar<W: Word>(a: &[u8], b: &[u8]) -> u64 {
 
 /// Positions that are collected before they are appended.
 const COLLECTED: usize = 64;
+/// Most bits of a mask that one vector of numbers holds.
+#[cfg(target_arch = "x86_64")]
+const WIDE: usize = 16;
 /// Bits of a mask that are written whether they are set or not: how many there are cannot be predicted.
 const SURE: usize = 4;
 
@@ -65,6 +70,40 @@ impl<'a> Positions<'a> {
             }
         }
         self.len = at + mask.count_ones() as usize;
+        if self.len >= COLLECTED {
+            self.flush();
+        }
+    }
+
+    /// [`Positions::push`] without a loop, where few bits are set.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,bmi1,bmi2,popcnt")]
+    pub(crate) fn push_vbmi2(&mut self, mask: u64, first: u32) {
+        use std::arch::x86_64::*;
+        const NUMBERS: [u8; GROUP] = {
+            let mut numbers = [0; GROUP];
+            let mut i = 0;
+            while i < GROUP {
+                numbers[i] = i as u8;
+                i += 1;
+            }
+            numbers
+        };
+        let count = mask.count_ones() as usize;
+        if count > WIDE {
+            return self.push(mask, first);
+        }
+        let at = self.len % COLLECTED;
+        let slots = &mut self.collected[at..at + WIDE];
+        // SAFETY: there are 64 numbers, and 16 slots of four bytes.
+        unsafe {
+            let numbers = _mm512_loadu_si512(NUMBERS.as_ptr().cast());
+            let set = _mm512_castsi512_si128(_mm512_maskz_compress_epi8(mask, numbers));
+            let set = _mm512_add_epi32(_mm512_cvtepu8_epi32(set), _mm512_set1_epi32(first as i32));
+            _mm512_storeu_si512(slots.as_mut_ptr().cast(), set);
+        }
+        self.len = at + count;
         if self.len >= COLLECTED {
             self.flush();
         }
@@ -222,26 +261,77 @@ pub fn differing<W: Word>(a: &Matrix<'_>, b: &Matrix<'_>, block: &Block, out: &m
     }
 }
 
+/// Elements of a block that are read here and there.
+#[derive(Clone, Copy, Debug)]
+pub struct Elements<'a> {
+    matrix: &'a Matrix<'a>,
+    block: &'a Block,
+    /// All of the block, where it lies in one piece.
+    bytes: Option<&'a [u8]>,
+    cols: usize,
+    divider: Divider,
+}
+
+impl<'a> Elements<'a> {
+    /// Of `block`.
+    ///
+    /// # Panics
+    /// Where it lies outside.
+    pub fn of<W: Word>(matrix: &'a Matrix<'a>, block: &'a Block) -> Self {
+        let cols = block.bytes / W::WIDTH;
+        Self {
+            matrix,
+            block,
+            bytes: matrix.contiguous(block),
+            cols,
+            divider: Divider::new(cols),
+        }
+    }
+
+    /// The row's bytes, and where in them the element begins.
+    #[inline(always)]
+    fn place<W: Word>(&self, position: u32) -> (&'a [u8], usize) {
+        match self.bytes {
+            Some(bytes) => (bytes, position as usize * W::WIDTH),
+            None => {
+                let row = self.divider.divide(position) as usize;
+                let bytes = self.matrix.row(self.block, row);
+                (bytes, (position as usize - row * self.cols) * W::WIDTH)
+            }
+        }
+    }
+
+    /// The element at a position.
+    ///
+    /// # Panics
+    /// Where the position lies outside.
+    #[inline(always)]
+    pub fn read<W: Word>(&self, position: u32) -> W {
+        let (bytes, at) = self.place::<W>(position);
+        W::read(&bytes[at..])
+    }
+
+    /// Element number `i` of those at `positions`; asks for a later one's memory.
+    ///
+    /// # Panics
+    /// Where the position lies outside.
+    #[inline(always)]
+    pub fn read_ahead<W: Word>(&self, positions: &[u32], i: usize) -> W {
+        if let Some(&later) = positions.get(i + AHEAD) {
+            let (bytes, at) = self.place::<W>(later);
+            prefetch(bytes.as_ptr().wrapping_add(at));
+        }
+        self.read(positions[i])
+    }
+}
+
 /// Appends the elements of `block` at `positions`.
 ///
 /// # Panics
 /// Where the block or a position lies outside.
 pub fn gather<W: Word>(matrix: &Matrix<'_>, block: &Block, positions: &[u32], out: &mut Vec<W>) {
-    out.reserve(positions.len());
-    if let Some(bytes) = matrix.contiguous(block) {
-        out.extend(
-            positions
-                .iter()
-                .map(|&p| W::read(&bytes[p as usize * W::WIDTH..])),
-        );
-        return;
-    }
-    let cols = block.bytes / W::WIDTH;
-    let divider = Divider::new(cols);
-    out.extend(positions.iter().map(|&p| {
-        let row = divider.divide(p) as usize;
-        W::read(&matrix.row(block, row)[(p as usize - row * cols) * W::WIDTH..])
-    }));
+    let elements = Elements::of::<W>(matrix, block);
+    out.extend((0..positions.len()).map(|i| elements.read_ahead::<W>(positions, i)));
 }
 
 #[cfg(test)]

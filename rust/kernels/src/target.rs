@@ -156,16 +156,38 @@ impl TileMut<'_> {
     pub fn store<W: Word>(&mut self, first: u32, offsets: &[u16], values: &[u8]) {
         assert!(values.len() >= offsets.len() * W::WIDTH);
         let place = self.place::<W>();
+        // One loop for each, so that it holds nothing but what is needed.
+        if place.dense {
+            self.store_at::<W>(&place, first, offsets, values, |position| {
+                position * W::WIDTH
+            });
+        } else {
+            self.store_at::<W>(&place, first, offsets, values, |position| {
+                place.offset(position)
+            });
+        }
+    }
+
+    /// `offset` is that of the place.
+    #[inline(always)]
+    fn store_at<W: Word>(
+        &mut self,
+        place: &Place,
+        first: u32,
+        offsets: &[u16],
+        values: &[u8],
+        offset: impl Fn(usize) -> usize,
+    ) {
         let start = self.target.ptr;
         let values = values.chunks_exact(W::WIDTH);
-        for (i, (&offset, value)) in offsets.iter().zip(values).enumerate() {
+        for (i, (&at, value)) in offsets.iter().zip(values).enumerate() {
             if let Some(&later) = offsets.get(i + AHEAD) {
-                prefetch(start.wrapping_add(place.offset(first as usize + usize::from(later))));
+                prefetch(start.wrapping_add(offset(first as usize + usize::from(later))));
             }
-            let position = first as usize + usize::from(offset);
+            let position = first as usize + usize::from(at);
             assert!(position < place.elements, "element {position} lies outside");
-            // SAFETY: as in `update`.
-            unsafe { W::read(value).store(start.add(place.offset(position))) };
+            // SAFETY: as in `update`; the offset is that of the position.
+            unsafe { W::read(value).store(start.add(offset(position))) };
         }
     }
 

@@ -23,6 +23,9 @@ pub trait Word: sealed::Sealed + Copy + Default + Eq + Ord + Debug + Send + Sync
     fn to_u64(self) -> u64;
     /// Sign-extended.
     fn to_i64(self) -> i64;
+    /// In ordered-integer space: itself where the sign bit is clear, else all other bits flipped.
+    #[must_use]
+    fn ordered(self) -> Self;
     /// Addition modulo 2^bits.
     fn wrapping_add(self, other: Self) -> Self;
     /// Subtraction modulo 2^bits.
@@ -34,6 +37,11 @@ pub trait Word: sealed::Sealed + Copy + Default + Eq + Ord + Debug + Send + Sync
     fn read(bytes: &[u8]) -> Self;
     /// Appends the little-endian bytes.
     fn append(self, out: &mut Vec<u8>);
+    /// Writes the little-endian bytes to the front of `bytes`.
+    ///
+    /// # Panics
+    /// Where `bytes` is shorter than `WIDTH`.
+    fn write(self, bytes: &mut [u8]);
     /// Loads an element from anywhere.
     ///
     /// # Safety
@@ -65,6 +73,12 @@ macro_rules! word {
                 self as $signed as i64
             }
             #[inline(always)]
+            fn ordered(self) -> Self {
+                // Without a branch, as signs are random, and in the element's own width, for vectors.
+                let negative = (self as $signed >> (<$unsigned>::BITS - 1)) as $unsigned;
+                self ^ (negative & !Self::SIGN)
+            }
+            #[inline(always)]
             fn wrapping_add(self, other: Self) -> Self {
                 <$unsigned>::wrapping_add(self, other)
             }
@@ -81,6 +95,10 @@ macro_rules! word {
             #[inline(always)]
             fn append(self, out: &mut Vec<u8>) {
                 out.extend_from_slice(&self.to_le_bytes());
+            }
+            #[inline(always)]
+            fn write(self, bytes: &mut [u8]) {
+                bytes[..size_of::<$unsigned>()].copy_from_slice(&self.to_le_bytes());
             }
             #[inline(always)]
             unsafe fn load(ptr: *const u8) -> Self {

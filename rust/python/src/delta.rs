@@ -269,8 +269,9 @@ impl Delta {
     /// Checks all of the delta against byte matrices, one a table entry, without writing.
     ///
     /// `aliases` names for each entry the earlier one whose memory it is, if any. `replaced` holds tiles
-    /// that are looked at instead of the target's.
-    #[pyo3(signature = (target, aliases, full, threads=None, progress=None, replaced=None))]
+    /// that are looked at instead of the target's. A target is `trusted` to hold the base where somebody
+    /// vouches for that.
+    #[pyo3(signature = (target, aliases, full, threads=None, progress=None, replaced=None, trusted=false))]
     #[allow(clippy::too_many_arguments)]
     fn plan(
         &self,
@@ -281,6 +282,7 @@ impl Delta {
         threads: Option<usize>,
         progress: Option<Py<PyAny>>,
         replaced: Option<Vec<ReplacedRow<'_>>>,
+        trusted: bool,
     ) -> PyResult<Plan> {
         let held = matrices(&target)?;
         let views: Vec<Matrix<'_>> = held.iter().map(|m| m.matrix()).collect();
@@ -294,6 +296,7 @@ impl Delta {
             target: &views,
             aliases: &aliases,
             replaced: &replaced,
+            trusted,
         };
         let pool = pool(threads)?;
         let plan = py

@@ -54,7 +54,7 @@ def table(q: int) -> Table:
 
 def lanes_of(changes: int) -> int:
     """Coders of a chunk with so many changes."""
-    return 1 if changes < 4096 else 2 if changes < 16384 else 4
+    return 1 if changes < 4096 else 4
 
 
 def fitted(numbers: Sequence[int]) -> int:

@@ -140,17 +140,17 @@ def _escapes(bad: Callable[..., Bad]) -> Iterator[Bad]:
 
 
 def _lanes(m: Maker) -> Iterator[Bad]:
-    """Chunks of 4,096 and of 16,384 changes, of which one coder ends wrongly."""
-    for most, lanes in ((4096, 2), (16_384, 4)):
-        options = Options(Coding(by_class=True), states=False, tiles={"w": (most, 1)})
-        everything = Partition(0, [], [Group([list(range(most))], [[1] * most])])
-        for lane in range(lanes):
-            final = [(1 << 16) + (number == lane) for number in range(lanes)]
-            stream = encode_classes(everything, final=final)
-            parts = m.chunk("lanes", options, values=stream, changes=most)
-            del parts.chunks[1:]
-            yield Bad(f"f24-lane-{lane}-of-{lanes}", "F24", f"coder {lane} of {lanes} ends wrongly",
-                      parts, base="lanes.base")  # fmt: skip
+    """A chunk of 4,096 changes, of which one coder ends wrongly."""
+    most, lanes = 4096, 4
+    options = Options(Coding(by_class=True), states=False, tiles={"w": (most, 1)})
+    everything = Partition(0, [], [Group([list(range(most))], [[1] * most])])
+    for lane in range(lanes):
+        final = [(1 << 16) + (number == lane) for number in range(lanes)]
+        stream = encode_classes(everything, final=final)
+        parts = m.chunk("lanes", options, values=stream, changes=most)
+        del parts.chunks[1:]
+        yield Bad(f"f24-lane-{lane}-of-{lanes}", "F24", f"coder {lane} of {lanes} ends wrongly",
+                  parts, base="lanes.base")  # fmt: skip
 
 
 def parameters(m: Maker) -> Iterator[Bad]:

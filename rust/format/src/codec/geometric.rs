@@ -22,7 +22,6 @@ const MAX_LANES: usize = 4;
 pub const fn lanes(changes: usize) -> usize {
     match changes {
         0..4096 => 1,
-        4096..16384 => 2,
         _ => 4,
     }
 }
@@ -266,26 +265,18 @@ impl<'a> Decoder<'a> {
                 let [state, ..] = &mut states;
                 (0..n).for_each(|_| each(self.number(state, table)));
             }
-            lanes => {
+            _ => {
                 let [a, b, c, d] = &mut states;
                 let mut left = n;
-                if lanes == 4 {
-                    while left >= 4 {
-                        let numbers = [
-                            self.number(a, table),
-                            self.number(b, table),
-                            self.number(c, table),
-                            self.number(d, table),
-                        ];
-                        numbers.into_iter().for_each(&mut each);
-                        left -= 4;
-                    }
-                } else {
-                    while left >= 2 {
-                        let numbers = [self.number(a, table), self.number(b, table)];
-                        numbers.into_iter().for_each(&mut each);
-                        left -= 2;
-                    }
+                while left >= 4 {
+                    let numbers = [
+                        self.number(a, table),
+                        self.number(b, table),
+                        self.number(c, table),
+                        self.number(d, table),
+                    ];
+                    numbers.into_iter().for_each(&mut each);
+                    left -= 4;
                 }
                 for state in [a, b, c].into_iter().take(left) {
                     each(self.number(state, table));
@@ -370,7 +361,7 @@ mod tests {
                 "p = {p}: q = {q}"
             );
             let entropy = -(p * p.log2() + (1.0 - p) * (1.0 - p).log2()) / p;
-            for lanes in [1, 2, 4] {
+            for lanes in [1, 4] {
                 let bits = 8.0 * encode(q, &numbers, lanes).len() as f64 / n as f64;
                 assert!(
                     bits < entropy * 1.006 + 0.01,
@@ -386,7 +377,7 @@ mod tests {
         #[test]
         fn round_trip(
             runs in prop::collection::vec((0u8..192, prop::collection::vec((any::<u64>(), 0u32..64), 0..9)), 0..9),
-            lanes in prop::sample::select(vec![1usize, 2, 4]),
+            lanes in prop::sample::select(vec![1usize, 4]),
         ) {
             let mut encoder = Encoder::default();
             let mut raw_bits = 0;
@@ -419,7 +410,7 @@ mod tests {
         #[test]
         fn any_bytes_are_an_error_or_numbers(
             bytes in prop::collection::vec(any::<u8>(), 0..80), qs in prop::collection::vec(0u8..192, 0..60),
-            lanes in prop::sample::select(vec![1usize, 2, 4]),
+            lanes in prop::sample::select(vec![1usize, 4]),
         ) {
             let raw_bits = qs.iter().map(|&q| Table::of(q).unwrap().low_bits as usize).sum();
             if let Ok(mut decoder) = Decoder::new(&bytes, raw_bits, lanes) {

@@ -118,22 +118,28 @@ pub fn plans(positions: &[u32], elements: u32) -> Vec<Plan> {
         plan(PositionCodec::All, 0, 0);
         return plans;
     }
-    let (k, bytes) = rice::choose(gaps(positions), Escapes::Never);
+    let (k, bytes) = rice::choose_for_positions(positions);
     plan(PositionCodec::Rice, bytes, k);
     plan(PositionCodec::Bitmap, u64::from(elements).div_ceil(8), 0);
     // Scattered changes make runs longer than gaps; count them only where many touch.
-    let touching = positions.windows(2).filter(|w| w[0] + 1 == w[1]).count();
+    let pairs = || positions.iter().zip(&positions[1..]);
+    let touching: usize = pairs().map(|(a, b)| usize::from(a + 1 == *b)).sum();
     if 2 * touching >= positions.len() {
         let bytes = runs(positions)
             .map(|(skip, n)| varint_len(skip.into()) + varint_len(u64::from(n) - 1))
             .sum::<usize>();
         plan(PositionCodec::Runs, bytes as u64, 0);
     }
-    plan(
-        PositionCodec::Gaps,
-        gaps(positions).map(varint_len).sum::<usize>() as u64,
-        0,
-    );
+    // A byte for each seven bits, without a branch.
+    let more = |gap: u32| {
+        [7, 14, 21, 28]
+            .map(|bits| u32::from(gap >> bits > 0))
+            .iter()
+            .sum::<u32>()
+    };
+    let longer: u32 = pairs().map(|(a, b)| more(b - a - 1)).sum();
+    let bytes = positions.len() as u64 + u64::from(longer + more(positions[0]));
+    plan(PositionCodec::Gaps, bytes, 0);
     plans
 }
 

@@ -41,6 +41,40 @@ fn costs(numbers: impl Iterator<Item = u64>, from: u32, escapes: Escapes) -> [u6
     })
 }
 
+/// The parameter that suits `n` numbers with this sum, if they are geometric.
+fn guess(n: u64, sum: u128) -> u32 {
+    // ln 2 times the mean: the golden-ratio refinement is within the three tried around it.
+    let mean = sum as f64 / n.max(1) as f64;
+    (mean * std::f64::consts::LN_2).max(1.0).log2().round() as u32
+}
+
+/// The best `k` near the one that suits a geometric distribution, and its cost in bytes, for ascending
+/// positions below 2^22 by their gaps; as [`choose`] without escapes.
+pub fn choose_for_positions(positions: &[u32]) -> (u32, u64) {
+    let (Some(&first), Some(&last)) = (positions.first(), positions.last()) else {
+        return (0, 1);
+    };
+    let n = positions.len() as u64;
+    let from = guess(n, u128::from(last) + 1 - u128::from(n))
+        .min(24)
+        .saturating_sub(1);
+    // Gaps add up to less than 2^32.
+    let mut unary: [u32; TRIED] = std::array::from_fn(|i| first >> (from + i as u32));
+    for (a, b) in positions.iter().zip(&positions[1..]) {
+        let gap = b - a - 1;
+        for (i, unary) in unary.iter_mut().enumerate() {
+            *unary += gap >> (from + i as u32);
+        }
+    }
+    let bytes = unary.into_iter().zip(from..=24).map(|(unary, k)| {
+        let low = (n * u64::from(k)).div_ceil(8);
+        (k, 1 + low + (n + u64::from(unary)).div_ceil(8))
+    });
+    bytes
+        .min_by_key(|&(_, bytes)| bytes)
+        .unwrap_or((0, u64::MAX))
+}
+
 /// The best `k` near the one that suits a geometric distribution, and its cost in bytes.
 pub fn choose(numbers: impl Iterator<Item = u64> + Clone, escapes: Escapes) -> (u32, u64) {
     let most = match escapes {
@@ -52,11 +86,7 @@ pub fn choose(numbers: impl Iterator<Item = u64> + Clone, escapes: Escapes) -> (
         n += 1;
         sum += u128::from(number);
     }
-    // ln 2 times the mean: the golden-ratio refinement is within the three tried below.
-    let guess = (sum as f64 / n.max(1) as f64 * std::f64::consts::LN_2)
-        .max(1.0)
-        .log2()
-        .round() as u32;
+    let guess = guess(n, sum);
     let mut best = (0, u64::MAX);
     let mut attempt = |from: u32| {
         let costs = costs(numbers.clone(), from, escapes);
@@ -253,6 +283,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn positions_by_their_gaps(
+            positions in prop::collection::btree_set(0u32..1 << 22, 0..200), dense in 0u32..300,
+        ) {
+            let positions: Vec<u32> =
+                positions.into_iter().filter(|p| *p >= dense).chain(0..dense).collect();
+            let mut positions = positions;
+            positions.sort_unstable();
+            let gaps = super::super::positions::gaps(&positions);
+            prop_assert_eq!(choose_for_positions(&positions), choose(gaps, Escapes::Never));
+        }
+
         #[test]
         fn small_numbers(numbers in prop::collection::vec(0u64..5000, 0..200)) {
             round_trip(&numbers, Escapes::Never);

@@ -1,6 +1,6 @@
 //! Value codecs: what the changed elements become.
 
-use deltawire_kernels::ordered::{advance, step, Order};
+use deltawire_kernels::ordered::{advance, advance_all, step, Order};
 use deltawire_kernels::Word;
 
 use super::positions::{decode_gaps, gaps};
@@ -86,6 +86,16 @@ impl<W: Word> Values<W> {
             advance(old, self.words[i], order)
         } else {
             self.words[i]
+        }
+    }
+
+    /// Appends the new values from number `from` on, given the old ones.
+    pub(crate) fn resolve_all(&self, from: usize, old: &[W], order: Order, out: &mut Vec<W>) {
+        let words = &self.words[from..from + old.len()];
+        if self.steps {
+            advance_all(old, words.iter().copied(), order, out);
+        } else {
+            out.extend_from_slice(words);
         }
     }
 

@@ -6,43 +6,58 @@ use crate::block::{Block, Divider};
 use crate::matrix::Matrix;
 use crate::Word;
 
-/// Blocks of words whose changes are summed at the same time.
-const SLOTS: usize = 16;
+/// Most blocks of words that have a sum each from the beginning.
+const NEAR: usize = 64;
 
-/// Sums of weighted changes, block by block. Changes may come in any order; the closer they are, the fewer
-/// sums are multiplied by a factor.
-struct Sums {
+/// Sums of weighted changes, block by block. A block has at most 2048 elements, each below 2^86, and a
+/// position comes once, so sums do not overflow.
+trait Sums {
+    fn add(&mut self, block: u64, weighted: i128);
+    fn finish(self, key: MixKey) -> Digest;
+}
+
+/// Sums of blocks that lie together, for changes in any order.
+struct Near {
+    first: u64,
+    sums: [i128; NEAR],
+}
+
+impl Sums for Near {
+    #[inline(always)]
+    fn add(&mut self, block: u64, weighted: i128) {
+        self.sums[(block - self.first) as usize % NEAR] += weighted;
+    }
+
+    fn finish(self, key: MixKey) -> Digest {
+        let sums = self.sums.into_iter().zip(self.first..);
+        let filled = sums.filter(|(sum, _)| *sum != 0);
+        filled.fold(Digest::default(), |total, (sum, block)| {
+            total.plus(digest(key, block, sum))
+        })
+    }
+}
+
+/// The sum of one block after the other: the more changes of a block follow each other, the less its
+/// factor is computed.
+struct Running {
     key: MixKey,
-    /// Number of a block, and its sum.
-    slots: [(u64, i128); SLOTS],
+    block: u64,
+    sum: i128,
     total: Digest,
 }
 
-impl Sums {
-    fn new(key: MixKey) -> Self {
-        Self {
-            key,
-            slots: [(0, 0); SLOTS],
-            total: Digest::default(),
-        }
-    }
-
+impl Sums for Running {
     #[inline(always)]
     fn add(&mut self, block: u64, weighted: i128) {
-        let slot = &mut self.slots[block as usize % SLOTS];
-        if slot.0 != block {
-            let (block, sum) = std::mem::replace(slot, (block, 0));
-            self.total = self.total.plus(digest(self.key, block, sum));
+        if block != self.block {
+            self.total = self.total.plus(digest(self.key, self.block, self.sum));
+            (self.block, self.sum) = (block, 0);
         }
-        // A block has at most 2048 elements, each below 2^86, and a position comes once.
-        self.slots[block as usize % SLOTS].1 += weighted;
+        self.sum += weighted;
     }
 
-    fn finish(self) -> Digest {
-        let slots = self.slots.into_iter();
-        slots.fold(self.total, |total, (block, sum)| {
-            total.plus(digest(self.key, block, sum))
-        })
+    fn finish(self, key: MixKey) -> Digest {
+        self.total.plus(digest(key, self.block, self.sum))
     }
 }
 
@@ -106,25 +121,66 @@ pub fn change<W: Word>(
     new: &[W],
 ) -> Digest {
     assert!(positions.len() == old.len() && old.len() == new.len());
+    change_of(key, matrix, block, positions, |i| (old[i], new[i]))
+}
+
+/// [`change`], with `pair(i)` giving what element `positions[i]` is now and what it becomes; called in order.
+/// So elements may be read from memory meanwhile, which hides the wait for it.
+#[inline(always)]
+pub fn change_of<W: Word>(
+    key: MixKey,
+    matrix: &Matrix<'_>,
+    block: &Block,
+    positions: &[u32],
+    pair: impl FnMut(usize) -> (W, W),
+) -> Digest {
     let layout = Layout::new::<W>(matrix, block);
-    let mut sums = Sums::new(key);
+    let first = layout.first / BLOCK as u64;
+    let words = (block.rows as u64).saturating_sub(1) * layout.per_row + words_per_row(block.bytes);
+    if (layout.first + words) / BLOCK as u64 - first < NEAR as u64 {
+        let near = Near {
+            first,
+            sums: [0; NEAR],
+        };
+        return sum(key, &layout, positions, pair, near);
+    }
+    let running = Running {
+        key,
+        block: first,
+        sum: 0,
+        total: Digest::default(),
+    };
+    sum(key, &layout, positions, pair, running)
+}
+
+#[inline(always)]
+fn sum<W: Word, S: Sums>(
+    key: MixKey,
+    layout: &Layout,
+    positions: &[u32],
+    mut pair: impl FnMut(usize) -> (W, W),
+    mut sums: S,
+) -> Digest {
     let half = |word: u64, half: usize| (word >> (32 * half) & 0xffff_ffff) as i64;
-    for ((&position, old), new) in positions.iter().zip(old).zip(new) {
+    for (i, &position) in positions.iter().enumerate() {
+        let (old, new) = pair(i);
         let (old, new) = (old.to_u64(), new.to_u64());
         let (word, byte) = layout.place::<W>(position);
         let at = word as usize % BLOCK;
-        let weighted =
-            |which: usize, difference: i64| i128::from(difference) * i128::from(HALVES[which][at]);
-        let sum = if W::WIDTH == 8 {
+        // Both fit in 64 bits with their sign.
+        let weighted = |which: usize, difference: i64| {
+            i128::from(difference) * i128::from(HALVES[which][at] as i64)
+        };
+        let weighted = if W::WIDTH == 8 {
             let difference = |which| half(new, which) - half(old, which);
             weighted(0, difference(0)) + weighted(1, difference(1))
         } else {
             let difference = (new as i64 - old as i64) << (8 * (byte % 4));
             weighted(byte / 4 % 2, difference)
         };
-        sums.add(word / BLOCK as u64, sum);
+        sums.add(word / BLOCK as u64, weighted);
     }
-    sums.finish()
+    sums.finish(key)
 }
 
 #[cfg(test)]

@@ -43,10 +43,13 @@ impl Ifma {
     #[inline(always)]
     fn close(&mut self) {
         // SAFETY: only functions compiled for AVX-512 F and IFMA name this type.
-        let [low, high] = unsafe {
+        let (low, high) = unsafe {
             let [a, b] = self.sums;
             self.sums = [[_mm512_setzero_si512(); 2]; 2];
-            [0, 1].map(|i| _mm512_reduce_add_epi64(_mm512_add_epi64(a[i], b[i])) as u64)
+            (
+                _mm512_reduce_add_epi64(_mm512_add_epi64(a[0], b[0])) as u64,
+                _mm512_reduce_add_epi64(_mm512_add_epi64(a[1], b[1])) as u64,
+            )
         };
         self.blocks
             .close(u128::from(low) + (u128::from(high) << 52));
