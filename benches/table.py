@@ -118,8 +118,8 @@ LEGEND = (
     "Speeds are GB/s of dense bytes and, in brackets, their ratio to memcpy with as many threads "
     "in the same rounds. Encode includes comparing the dense tensors and, for deltawire, both "
     "state digests; it knows what the base's must be, as a publisher does. Decode+apply is "
-    "`verify=False`: the scatter, and the checksums and tile digests that the format demands. "
-    "Proven apply digests the whole state as well. Commit pause is in copies of the model; the "
+    "`base_state=`: checksums, decoding, the proof of what changes, the scatter; the base was proven by "
+    "the apply before. Proven apply digests the whole state instead. Commit pause is in copies of the model; the "
     "rest of an apply may run while the engine serves. Lines without it are published layouts in "
     "numpy, which check nothing."
 )

@@ -102,6 +102,8 @@ class DeltaRun(Closing):
             only_for=target if partial else None,
         )
         self._staged: tuple[Staged, float] | None = None
+        #: State that the last commit is proven to have led to; the next delta starts from it.
+        self._proven: bytes | None = None
 
     @property
     def waiting(self) -> list[Hop]:
@@ -135,6 +137,7 @@ class DeltaRun(Closing):
             return stage(
                 delta.path,
                 self._target,
+                base_state=None if replaced else self._proven,
                 expect_result=delta.hop.result_state,
                 threads=self._threads,
                 partial=self._partial,
@@ -169,7 +172,7 @@ class DeltaRun(Closing):
         delta: FetchedDelta = self._waiting[0]
         started = time.perf_counter()
         with delta.blamed():
-            staged.commit()
+            self._proven = staged.commit().result_state
         if self._partial and staged.shard_states is not None:
             self.shard_state = staged.shard_states[1]
         commit_seconds = time.perf_counter() - started

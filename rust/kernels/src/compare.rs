@@ -22,8 +22,7 @@ const MASKS: usize = 32;
 fn run<W: Word, S: WordSum>(
     key: MixKey,
     j0: u64,
-    a: &[u8],
-    b: &[u8],
+    (a, b): (&[u8], &[u8]),
     first: u32,
     out: &mut Vec<u32>,
     mask_group: impl Fn(&[u8], &[u8]) -> u64,
@@ -83,8 +82,7 @@ mod x86 {
         run::<W, Ifma>(
             key,
             j0,
-            a,
-            b,
+            (a, b),
             first,
             out,
             |x, y| unsafe { mask_avx512::<W>(x, y) },
@@ -105,8 +103,7 @@ mod x86 {
         run::<W, Lanes>(
             key,
             j0,
-            a,
-            b,
+            (a, b),
             first,
             out,
             |x, y| unsafe { mask_avx512::<W>(x, y) },
@@ -127,8 +124,7 @@ mod x86 {
         run::<W, Lanes>(
             key,
             j0,
-            a,
-            b,
+            (a, b),
             first,
             out,
             |x, y| unsafe { mask_avx2::<W>(x, y) },
@@ -163,8 +159,7 @@ fn dispatch<W: Word>(
     run::<W, Lanes>(
         key,
         j0,
-        a,
-        b,
+        (a, b),
         first,
         out,
         scan::mask_best::<W>,
@@ -236,8 +231,7 @@ mod tests {
                     run::<W, Lanes>(
                         KEY,
                         j0,
-                        x,
-                        y,
+                        (x, y),
                         0,
                         out,
                         scan::mask_scalar::<W>,

@@ -97,7 +97,8 @@ mod tests {
             a
         };
         for (&t, &u) in HALVES[0].iter().zip(&HALVES[1]) {
-            assert!(t / gcd(t, u) >> 32 > 0 && u / gcd(t, u) >> 32 > 0);
+            let lowest = [t / gcd(t, u), u / gcd(t, u)];
+            assert!(lowest.iter().all(|x| x >> 32 > 0));
             assert!(t < 1 << 52 && u < 1 << 52);
         }
     }
