@@ -2,7 +2,7 @@
 
 use deltawire_kernels::ordered::advance_all;
 use deltawire_kernels::scan::{self, Elements};
-use deltawire_kernels::{digest, Ahead, Digest, Matrix, Word};
+use deltawire_kernels::{digest, Digest, Matrix, Word};
 
 use crate::chunk::{Chunk, Places, Scratch};
 use crate::error::{Error, Kind, Result};
@@ -107,8 +107,7 @@ fn check_decoded<T: Word>(
         });
     }
     // A few rows at a time, so that all but the digest finds their memory in the cache.
-    let mut parts = block.parts().peekable();
-    while let Some(part) = parts.next() {
+    for part in block.parts() {
         if !trusted {
             now = now.plus(digest::block(key, matrix, &part));
         }
@@ -117,7 +116,7 @@ fn check_decoded<T: Word>(
         places.clear();
         match &mut listed {
             Places::Ranks(locator) => {
-                locator.next(matrix, &part, Ahead::of([matrix], parts.peek()));
+                locator.next(matrix, &part);
                 let (positions, steps) = locator.since(begun);
                 places.extend(positions.iter().map(|p| p - first));
                 scan::gather(matrix, &part, places, old);

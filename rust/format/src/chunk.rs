@@ -1,7 +1,7 @@
 //! Chunk records: the changes of one tile.
 
 use deltawire_kernels::classes::{ClassMap, Part, Progress, Selector};
-use deltawire_kernels::{Ahead, Block, Matrix, Word};
+use deltawire_kernels::{Block, Matrix, Word};
 
 use crate::bits::{put_varint, take_varint};
 use crate::codec::{
@@ -90,9 +90,8 @@ pub struct Locator<'s, W> {
 }
 
 impl<W: Word> Locator<'_, W> {
-    /// Looks through the next rows of the tile, which `matrix` holds in `block`; `ahead` is asked for meanwhile.
-    pub fn next(&mut self, matrix: &Matrix<'_>, block: &Block, ahead: Ahead) {
-        self.progress.ahead = ahead;
+    /// Looks through the next rows of the tile, which `matrix` holds in `block`.
+    pub fn next(&mut self, matrix: &Matrix<'_>, block: &Block) {
         let end = self.row + block.rows;
         let part = Part {
             matrix,
@@ -192,7 +191,7 @@ impl<W: Word> Scratch<W> {
         match self.places(tensor)? {
             Places::Listed(..) => Ok(()),
             Places::Ranks(mut locator) => {
-                locator.next(matrix, block, Ahead::default());
+                locator.next(matrix, block);
                 locator.finish().map_err(|e| e.of(&tensor.name))
             }
         }

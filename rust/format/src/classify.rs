@@ -3,7 +3,7 @@
 use deltawire_kernels::block::Divider;
 use deltawire_kernels::classes::{self, ClassMap, Part, Progress, MAX_CLASSES, MAX_GROUPS};
 use deltawire_kernels::ordered::step;
-use deltawire_kernels::{Ahead, Block, Matrix, Word};
+use deltawire_kernels::{Block, Matrix, Word};
 
 use crate::codec::classes::{Partition, GROUPED_COLS};
 use crate::codec::tables::{cost, minus_log2, parameter};
@@ -62,9 +62,8 @@ impl Classifier {
         self.progress.restart();
     }
 
-    /// Takes the changes in the rows before `end`; `ahead` is asked for meanwhile. Classes are chosen once there are enough changes.
-    pub fn add<W: Word>(&mut self, changes: &Changes<'_, W>, end: usize, ahead: Ahead) {
-        self.progress.ahead = ahead;
+    /// Takes the changes in the rows before `end`. Classes are chosen once there are enough changes.
+    pub fn add<W: Word>(&mut self, changes: &Changes<'_, W>, end: usize) {
         if self.map.is_none() && changes.positions.len() >= SAMPLE {
             self.map = self.choose(changes, false);
         }

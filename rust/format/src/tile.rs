@@ -1,7 +1,7 @@
 //! One tile of one tensor: comparing it, digesting it, and encoding its changes.
 
 use deltawire_kernels::compare;
-use deltawire_kernels::{digest, scan, Ahead, Block, Digest, Matrix, Word};
+use deltawire_kernels::{digest, scan, Block, Digest, Matrix, Word};
 
 use crate::classify::{Changes, Classifier};
 use crate::codec::classes::GROUPED_COLS;
@@ -89,8 +89,7 @@ fn scan_tile<T: Word>(
     classifier.restart();
     let (key, base) = (entry.key(), &pair.base);
     // A few rows at a time, so that all that follows the comparison finds its memory in the cache.
-    let mut parts = block.parts().peekable();
-    while let Some(part) = parts.next() {
+    for part in block.parts() {
         part_positions.clear();
         let digest = compare::differing::<T>(key, base, &pair.new, &part, part_positions);
         let begun = old.len();
@@ -111,8 +110,7 @@ fn scan_tile<T: Word>(
                 positions,
                 old,
             };
-            let ahead = Ahead::of([base, &pair.new], parts.peek());
-            classifier.add(&changes, first + part.rows, ahead);
+            classifier.add(&changes, first + part.rows);
         }
     }
 }

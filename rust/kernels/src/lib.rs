@@ -13,7 +13,6 @@
 //! vectorised loop has a scalar twin that the tests compare it with, and is chosen when the
 //! program runs, by what the processor offers.
 
-pub mod ahead;
 pub mod block;
 pub mod boundary;
 pub mod classes;
@@ -28,7 +27,6 @@ pub mod scan;
 pub mod target;
 pub mod word;
 
-pub use ahead::Ahead;
 pub use block::Block;
 pub use digest::{Digest, MixKey};
 pub use matrix::Matrix;

@@ -4,7 +4,7 @@
 //! masks of all classes follow from the planes by a few logical operations, for eight groups at a time.
 
 use super::{ClassMap, MAX_CLASSES};
-use crate::ahead::Ahead;
+use crate::block::prefetch;
 use crate::Word;
 
 /// Elements that share a mask.
@@ -15,6 +15,9 @@ pub(super) const GROUPS: usize = 64;
 pub(super) const PLANES: usize = 4;
 /// Groups that are counted together.
 pub(super) const HALF: usize = GROUPS / 2;
+/// Bytes that memory is asked for before it is used.
+const AHEAD: usize = 4096;
+
 /// One bit an element: 64 elements of each group, groups in the order of [`place`].
 pub(super) type Bits = [u64; GROUPS];
 
@@ -139,7 +142,6 @@ impl Batch {
         length: usize,
         bytes: &[u8],
         map: &ClassMap,
-        ahead: &mut Ahead,
     ) -> usize {
         let first = length / GROUP;
         let bytes = &bytes[..bytes.len().min((GROUPS - first) * GROUP * W::WIDTH)];
@@ -147,7 +149,9 @@ impl Batch {
         let rest = groups.remainder();
         let whole = groups.len();
         for (group, bytes) in groups.enumerate() {
-            ahead.ask(W::WIDTH);
+            for line in 0..W::WIDTH {
+                prefetch(bytes.as_ptr().wrapping_add(AHEAD + 64 * line));
+            }
             self.put(first + group, S::planes::<W>(bytes, map));
         }
         if !rest.is_empty() {

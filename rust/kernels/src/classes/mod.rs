@@ -11,7 +11,6 @@ mod batch;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::ahead::Ahead;
 use crate::block::Block;
 use crate::matrix::Matrix;
 use crate::Word;
@@ -69,8 +68,6 @@ pub struct Progress {
     /// Elements of each class so far, for each group of rows.
     before: [Lanes; MAX_GROUPS],
     first: u32,
-    /// What is asked for on the way, two lines of each matrix a group of elements.
-    pub ahead: Ahead,
 }
 
 impl std::fmt::Debug for Progress {
@@ -143,8 +140,7 @@ fn walk<W: Word, S: Simd, V: Visitor>(part: &Part<'_>, progress: &mut Progress, 
         group = own;
         let mut bytes = whole.unwrap_or_else(|| matrix.row(block, line));
         while !bytes.is_empty() {
-            let Progress { batch, ahead, .. } = &mut *progress;
-            let filled = batch.add::<W, S>(length, bytes, map, ahead);
+            let filled = progress.batch.add::<W, S>(length, bytes, map);
             bytes = &bytes[(filled - length) * W::WIDTH..];
             length = filled;
             if length == GROUPS * GROUP {
