@@ -118,9 +118,10 @@ LEGEND = (
     "Speeds are GB/s of dense bytes and, in brackets, their ratio to memcpy with as many threads "
     "in the same rounds. Encode includes comparing the dense tensors and, for deltawire, both "
     "state digests; it knows what the base's must be, as a publisher does. Decode+apply is "
-    "`base_state=`: checksums, decoding, the proof of what changes, the scatter; the base was proven by "
-    "the apply before. Proven apply digests the whole state instead. Commit pause is in copies of the model; the "
-    "rest of an apply may run while the engine serves. Lines without it are published layouts in "
+    "`base_state=`: checksums, decoding, the proof of what changes, the scatter; the base was "
+    "proven by the apply before. Proven apply digests the whole state instead. Commit pause is in "
+    "copies of the model; the rest of an apply may run while the engine serves. Lines without it "
+    "are published layouts in "
     "numpy, which check nothing."
 )
 
