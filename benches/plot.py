@@ -161,7 +161,7 @@ def draw(result: dict[str, Any], data: str, path: Path) -> None:
     mpl.rcParams.update({"svg.fonttype": "path", "svg.hashsalt": "deltawire"})
     mpl.rcParams.update({"font.family": "DejaVu Sans", "font.size": 9})
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11, 5.4), sharey=True, facecolor="white", layout="constrained"
+        1, 2, figsize=(12, 6.4), sharey=True, facecolor="white", layout="constrained"
     )
     FigureCanvasAgg(figure)
     density = 100 * rows[0]["changed"] / rows[0]["elements"]

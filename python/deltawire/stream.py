@@ -133,7 +133,7 @@ class StreamWriter:
         base_version, version, run, profile, threads, meta, tiling: as for ``diff``.
         tiles: rows and columns of the tiles of some tensors, where ``tiling`` is not to choose.
         base_state: state digest of the base, 16 bytes, where known; written into the header and
-            checked at the end, by its first lane: comparing tensors then takes less time.
+            checked at the end.
 
     Attributes:
         stats: ``DeltaStats``, after a regular end.
