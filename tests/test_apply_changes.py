@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 import deltawire as dw
+from deltawire.apply import Staged
 from deltawire.types import Profile
 from strategies import State, contents, examples, pairs, views, writing
 
@@ -142,3 +143,35 @@ def test_a_flipped_bit_is_seen(profile: Profile) -> None:
         with pytest.raises(dw.DeltawireError):
             dw.apply(bytes(spoiled), target, base_state=BEFORE)
         assert target["w"].data.tobytes() == OLD.tobytes()
+
+
+def test_a_torn_commit_in_a_chain_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that catches up carries its proof along, but not over a commit that failed."""
+    states = [OLD]
+    for _ in range(3):
+        states.append(states[-1] + (RNG.random(OLD.shape) < 0.01).astype(np.uint16))
+    board = dw.Board("memory://torn-chain", create=True)
+    with board.publisher() as publisher:
+        publisher.publish_anchor(0, {"w": view(OLD)})
+        for version in (1, 2, 3):
+            base, new = ({"w": view(states[v])} for v in (version - 1, version))
+            publisher.publish(version, base=base, new=new)
+    target = {"w": view(OLD)}
+    follower = board.follower(target, version=0)
+    real, commits = Staged.commit, 0
+
+    def commit(staged: Staged) -> dw.ApplyStats:
+        nonlocal commits
+        commits += 1
+        done = real(staged)
+        if commits == 2:
+            # All is written, and nobody has been told.
+            raise dw.TargetTorn("the power failed")
+        return done
+
+    monkeypatch.setattr(Staged, "commit", commit)
+    with pytest.raises(dw.TargetTorn):
+        follower.advance()
+    follower.advance()
+    assert (follower.version, commits) == (3, 4)
+    assert target["w"].data.tobytes() == states[3].tobytes()

@@ -171,6 +171,8 @@ class DeltaRun(Closing):
         rebuilt, self._rebuilt = self._rebuilt, None
         delta: FetchedDelta = self._waiting[0]
         started = time.perf_counter()
+        # Of a target that is torn nothing is proven.
+        self._proven = None
         with delta.blamed():
             self._proven = staged.commit().result_state
         if self._partial and staged.shard_states is not None:

@@ -141,8 +141,18 @@ pub fn plan_with<R: ReadAt>(
     let Some((base, result)) = states.filter(|_| held.trusted && whole) else {
         return examine(delta, held, full, None, keep, pool, &mut progress);
     };
-    let expected = Some(result.minus(base));
-    match examine(delta, held, false, expected, keep, pool, &mut progress) {
+    let change = result.minus(base);
+    // A state that is not reduced is none, and is refused by the full proof.
+    let expected = Some(change).filter(|&change| base.plus(change) == result);
+    match examine(
+        delta,
+        held,
+        expected.is_none(),
+        expected,
+        keep,
+        pool,
+        &mut progress,
+    ) {
         // It is not what the caller took it for. All of it tells what it is.
         Err(error) if matches!(error.kind, Kind::WrongBase | Kind::Corrupt) => {
             examine(delta, held, true, None, keep, pool, &mut progress)
