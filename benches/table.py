@@ -121,8 +121,7 @@ LEGEND = (
     "`base_state=`: checksums, decoding, the proof of what changes, the scatter; the base was "
     "proven by the apply before. Proven apply digests the whole state instead. Commit pause is in "
     "copies of the model; the rest of an apply may run while the engine serves. Lines without it "
-    "are published layouts in "
-    "numpy, which check nothing."
+    "are published layouts in numpy, which check nothing."
 )
 
 

@@ -149,7 +149,8 @@ class Staged:
         chunks: chunks of the delta.
         skipped: chunks whose tile has the result already.
         changed: elements that ``commit`` will write.
-        base_state: proven state digest of the target's tensors now; None with ``verify=False``, and
+        base_state: proven state digest of the target's tensors now, or the caller's ``base_state``
+            where the proof rests on it; None with ``verify=False``, and
             where the target is at neither of the states that the delta names (partly applied).
         result_state: proven state digest after the commit; None with ``verify=False``, and where
             the target holds shards.
@@ -271,7 +272,8 @@ def stage(
             since: ``result_state`` of the apply before, or ``state_digest``. If the delta starts
             from it, it is taken on the caller's word: what changes is proven to lead from there to
             the delta's result, and elements that stay are hardly looked at, which takes a fraction
-            of the time. Damage to the target since then goes unnoticed.
+            of the time. Damage to the target since then goes unnoticed. Without effect on shards,
+            and where the delta does not name its states.
         expect_result: state digest that the delta must lead to, as from a manifest.
         threads: as many as processors where None.
         limits: what to accept from the delta.
@@ -284,7 +286,8 @@ def stage(
     Raises:
         CorruptDelta, UnsupportedDelta, LimitExceeded: the delta is unusable.
         UntrustedDelta: it leads to another state than ``expect_result``.
-        WrongBase: the target holds something else; names the tensor.
+        WrongBase: the target holds something else; names the tensor. Or ``base_state`` is neither
+            the delta's base nor its result.
         LayoutMismatch: a tensor is missing, or has another dtype or shape.
         TargetError: the target is read-only, or tensors overlap in part.
         StoreError: the source cannot be read.

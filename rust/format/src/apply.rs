@@ -136,37 +136,36 @@ pub fn plan_with<R: ReadAt>(
     pool: &rayon::ThreadPool,
     mut progress: impl FnMut(u64) -> Result<()>,
 ) -> Result<Plan> {
-    let states = delta.index.base_state.zip(delta.index.result_state);
-    let whole = held.target.iter().all(is_whole) && held.replaced.is_empty();
-    let Some((base, result)) = states.filter(|_| held.trusted && whole) else {
-        return examine(delta, held, full, None, keep, pool, &mut progress);
-    };
-    let change = result.minus(base);
-    // A state that is not reduced is none, and is refused by the full proof.
-    let expected = Some(change).filter(|&change| base.plus(change) == result);
-    match examine(
-        delta,
-        held,
-        expected.is_none(),
-        expected,
-        keep,
-        pool,
-        &mut progress,
-    ) {
-        // It is not what the caller took it for. All of it tells what it is.
-        Err(error) if matches!(error.kind, Kind::WrongBase | Kind::Corrupt) => {
-            examine(delta, held, true, None, keep, pool, &mut progress)
+    if let Some(proof) = vouched(delta, &held) {
+        match examine(delta, held, false, Some(proof), keep, pool, &mut progress) {
+            // It is not what the caller took it for. All of it tells what it is.
+            Err(error) if matches!(error.kind, Kind::WrongBase | Kind::Corrupt) => {
+                return examine(delta, held, true, None, keep, pool, &mut progress);
+            }
+            found => return found,
         }
-        found => found,
     }
+    examine(delta, held, full, None, keep, pool, &mut progress)
 }
 
-/// [`plan_with`]; tiles are taken to hold the base where what the state must change by is `expected`.
+/// The states that what changes has to lead from and to, where the base is vouched for and that is enough.
+fn vouched<R>(delta: &Delta<R>, held: &Held<'_>) -> Option<Proof> {
+    let whole = held.target.iter().all(is_whole) && held.replaced.is_empty();
+    let (base, result) = (delta.index.base_state?, delta.index.result_state?);
+    // Numbers that are not reduced are no state; the full proof refuses them.
+    let sound = base.plus(result.minus(base)) == result;
+    (held.trusted && whole && sound).then_some(Proof {
+        base_state: Some(base),
+        result_state: result,
+    })
+}
+
+/// [`plan_with`]; with `vouched` states tiles are taken to hold the base.
 fn examine<R: ReadAt>(
     delta: &Delta<R>,
     held: Held<'_>,
     full: bool,
-    expected: Option<Digest>,
+    vouched: Option<Proof>,
     keep: usize,
     pool: &rayon::ThreadPool,
     progress: &mut impl FnMut(u64) -> Result<()>,
@@ -220,7 +219,7 @@ fn examine<R: ReadAt>(
         permits: Permits::new(),
         pool: Pool::default(),
         keep: AtomicUsize::new(keep),
-        trusted: expected.is_some(),
+        trusted: vouched.is_some(),
     };
     let mut counted = 0u64;
     while tasks.peek().is_some() {
@@ -274,23 +273,15 @@ fn examine<R: ReadAt>(
             return Err(Error::new(Kind::WrongBase, message).of(&tensors[t].name));
         }
     }
-    if expected.is_some_and(|expected| {
-        own.iter().fold(Digest::default(), |sum, d| sum.plus(*d)) != expected
-    }) {
-        let message = "the delta would not lead from its base state to its result";
-        return Err(Error::new(Kind::WrongBase, message));
-    }
-    if let Some((base, result)) = delta
-        .index
-        .base_state
-        .zip(delta.index.result_state)
-        .filter(|_| expected.is_some())
-    {
-        plan.sums = Some([base, result]);
-        plan.proof = Some(Proof {
-            base_state: Some(base),
-            result_state: result,
-        });
+    let sum = |all: &[Digest]| all.iter().fold(Digest::default(), |a, d| a.plus(*d));
+    if let Some(proof) = vouched {
+        let base = proof.base_state.unwrap_or_default();
+        if base.plus(sum(&own)) != proof.result_state {
+            let message = "the delta would not lead from its base state to its result";
+            return Err(Error::new(Kind::WrongBase, message));
+        }
+        plan.sums = Some([base, proof.result_state]);
+        plan.proof = vouched;
     }
     if full {
         for (t, tensor) in tensors.iter().enumerate().filter(|(t, _)| whole[*t]) {
@@ -303,7 +294,6 @@ fn examine<R: ReadAt>(
                 return Err(Error::new(Kind::WrongBase, message).of(&tensor.name));
             }
         }
-        let sum = |all: &[Digest]| all.iter().fold(Digest::default(), |a, d| a.plus(*d));
         let (now, then) = (sum(&before), sum(&after));
         plan.sums = Some([now, then]);
         if !all_whole {

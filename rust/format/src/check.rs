@@ -2,7 +2,7 @@
 
 use deltawire_kernels::ordered::advance_all;
 use deltawire_kernels::scan::{self, Elements};
-use deltawire_kernels::{digest, Digest, Matrix, Word};
+use deltawire_kernels::{digest, Block, Digest, Matrix, Word};
 
 use crate::chunk::{Chunk, Places, Scratch};
 use crate::error::{Error, Kind, Result};
@@ -76,6 +76,68 @@ fn check_decoded<T: Word>(
         );
         place(Error::new(Kind::WrongBase, message))
     };
+    let Seen {
+        now,
+        change,
+        located,
+    } = look(tensor, matrix, &block, !trusted, memory).map_err(place)?;
+    let (base, result) = (chunk.header.base, chunk.header.result);
+    if trusted {
+        located.map_err(|_| neither())?;
+        return Ok(TileCheck {
+            apply: true,
+            now,
+            change,
+        });
+    }
+    if result == Some(now.lanes[0]) {
+        return Ok(TileCheck {
+            apply: false,
+            now,
+            change: Digest::default(),
+        });
+    }
+    if base.is_some_and(|base| base != now.lanes[0]) {
+        return Err(neither());
+    }
+    located.map_err(|e| match base {
+        Some(_) => place(e),
+        None => neither(),
+    })?;
+    if result.is_some_and(|result| now.plus(change).lanes[0] != result) {
+        return Err(match base {
+            // Its base was there, so the chunk itself is wrong.
+            Some(_) => place(Error::corrupt(
+                "the chunk does not lead to its result digest [F13]",
+            )),
+            None => neither(),
+        });
+    }
+    Ok(TileCheck {
+        apply: true,
+        now,
+        change,
+    })
+}
+
+/// What the changes of a chunk find in a tile.
+struct Seen {
+    /// The tile's digest; zero where it was not asked for.
+    now: Digest,
+    /// What the changes add to it.
+    change: Digest,
+    /// Whether every rank was found.
+    located: Result<()>,
+}
+
+/// Finds the decoded changes' elements in a tile: what they are and become, left in `memory`.
+fn look<T: Word>(
+    tensor: &Tensor,
+    matrix: &Matrix<'_>,
+    block: &Block,
+    digested: bool,
+    memory: &mut Memory<T>,
+) -> Result<Seen> {
     let Memory {
         scratch,
         new,
@@ -87,28 +149,29 @@ fn check_decoded<T: Word>(
     let (mut now, mut change) = (Digest::default(), Digest::default());
     new.clear();
     old.clear();
-    new.reserve(chunk.header.changes as usize);
-    old.reserve(chunk.header.changes as usize);
-    let mut listed = scratch.places(tensor).map_err(place)?;
-    if let (Places::Listed(positions, values), true) = (&listed, trusted) {
+    let mut listed = scratch.places(tensor)?;
+    if let (Places::Listed(positions, values), false) = (&listed, digested) {
         // Only what changes is looked at, while its share of the digest is summed.
-        let elements = Elements::of::<T>(matrix, &block);
-        let change = digest::change_of(key, matrix, &block, positions, |i| {
+        new.reserve(positions.len());
+        old.reserve(positions.len());
+        let elements = Elements::of::<T>(matrix, block);
+        let change = digest::change_of(key, matrix, block, positions, |i| {
             let from = elements.read_ahead(positions, i);
             let to = values.resolve(i, from, order);
             old.push(from);
             new.push(to);
             (from, to)
         });
-        return Ok(TileCheck {
-            apply: true,
+        let located = Ok(());
+        return Ok(Seen {
             now,
             change,
+            located,
         });
     }
     // A few rows at a time, so that all but the digest finds their memory in the cache.
     for part in block.parts() {
-        if !trusted {
+        if digested {
             now = now.plus(digest::block(key, matrix, &part));
         }
         let begun = new.len();
@@ -136,40 +199,15 @@ fn check_decoded<T: Word>(
             change = change.plus(digest::change(key, matrix, &part, places, old, new));
         }
     }
-    if !trusted && chunk.header.result == Some(now.lanes[0]) {
-        return Ok(TileCheck {
-            apply: false,
-            now,
-            change: Digest::default(),
-        });
-    }
-    if !trusted && chunk.header.base.is_some_and(|base| base != now.lanes[0]) {
-        return Err(neither());
-    }
     let located = match listed {
         Places::Ranks(locator) => locator.check(),
         Places::Listed(..) => Ok(()),
     };
-    located.map_err(|e| match chunk.header.base {
-        Some(_) => place(e),
-        None => neither(),
-    })?;
-    match chunk.header.result {
-        Some(result) if !trusted && now.plus(change).lanes[0] != result => {
-            match chunk.header.base {
-                // Its base was there, so the chunk itself is wrong.
-                Some(_) => Err(place(Error::corrupt(
-                    "the chunk does not lead to its result digest [F13]",
-                ))),
-                None => Err(neither()),
-            }
-        }
-        _ => Ok(TileCheck {
-            apply: true,
-            now,
-            change,
-        }),
-    }
+    Ok(Seen {
+        now,
+        change,
+        located,
+    })
 }
 
 /// Positions of a chunk as element numbers of its whole tensor, ascending within the tile.

@@ -63,81 +63,48 @@ fn run<W: Word, S: WordSum>(
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{run, Digest, Lanes, MixKey, Word};
+    use super::{run, Digest, Lanes, MixKey, Positions, Word};
     use crate::digest::x86::Ifma;
     use crate::scan::x86::{mask_avx2, mask_avx512};
 
-    #[target_feature(
-        enable = "avx512f,avx512dq,avx512vl,avx512bw,avx512ifma,avx512vbmi2,bmi1,bmi2,popcnt"
-    )]
-    pub(super) fn run_ifma<W: Word>(
-        key: MixKey,
-        j0: u64,
-        a: &[u8],
-        b: &[u8],
-        first: u32,
-        out: &mut Vec<u32>,
-    ) -> Digest {
-        // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
-        run::<W, Ifma>(
-            key,
-            j0,
-            (a, b),
-            first,
-            out,
-            |x, y| unsafe { mask_avx512::<W>(x, y) },
-            |positions, mask, at| positions.push_vbmi2(mask, at),
-        )
+    macro_rules! compiled_for {
+        ($name:ident, $features:literal, $sum:ty, $mask:ident, $push:ident) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn $name<W: Word>(
+                key: MixKey,
+                j0: u64,
+                pair: (&[u8], &[u8]),
+                first: u32,
+                out: &mut Vec<u32>,
+            ) -> Digest {
+                // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
+                let mask = |x: &[u8], y: &[u8]| unsafe { $mask::<W>(x, y) };
+                let push = |positions: &mut Positions<'_>, mask, at| positions.$push(mask, at);
+                run::<W, $sum>(key, j0, pair, first, out, mask, push)
+            }
+        };
     }
-
-    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw,bmi1,bmi2,popcnt")]
-    pub(super) fn run_avx512<W: Word>(
-        key: MixKey,
-        j0: u64,
-        a: &[u8],
-        b: &[u8],
-        first: u32,
-        out: &mut Vec<u32>,
-    ) -> Digest {
-        // SAFETY: the features are enabled here, and `run` passes groups of 64 elements.
-        run::<W, Lanes>(
-            key,
-            j0,
-            (a, b),
-            first,
-            out,
-            |x, y| unsafe { mask_avx512::<W>(x, y) },
-            |positions, mask, at| positions.push(mask, at),
-        )
-    }
-
-    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
-    pub(super) fn run_avx2<W: Word>(
-        key: MixKey,
-        j0: u64,
-        a: &[u8],
-        b: &[u8],
-        first: u32,
-        out: &mut Vec<u32>,
-    ) -> Digest {
-        // SAFETY: the feature is enabled here, and `run` passes groups of 64 elements.
-        run::<W, Lanes>(
-            key,
-            j0,
-            (a, b),
-            first,
-            out,
-            |x, y| unsafe { mask_avx2::<W>(x, y) },
-            |positions, mask, at| positions.push(mask, at),
-        )
-    }
+    compiled_for!(
+        run_ifma,
+        "avx512f,avx512dq,avx512vl,avx512bw,avx512ifma,avx512vbmi2,bmi1,bmi2,popcnt",
+        Ifma,
+        mask_avx512,
+        push_vbmi2
+    );
+    compiled_for!(
+        run_avx512,
+        "avx512f,avx512dq,avx512vl,avx512bw,bmi1,bmi2,popcnt",
+        Lanes,
+        mask_avx512,
+        push
+    );
+    compiled_for!(run_avx2, "avx2,bmi1,bmi2,popcnt", Lanes, mask_avx2, push);
 }
 
 fn dispatch<W: Word>(
     key: MixKey,
     j0: u64,
-    a: &[u8],
-    b: &[u8],
+    pair: (&[u8], &[u8]),
     first: u32,
     out: &mut Vec<u32>,
 ) -> Digest {
@@ -145,26 +112,30 @@ fn dispatch<W: Word>(
     {
         if features::ifma() {
             // SAFETY: the features were just detected.
-            return unsafe { x86::run_ifma::<W>(key, j0, a, b, first, out) };
+            return unsafe { x86::run_ifma::<W>(key, j0, pair, first, out) };
         }
         if features::avx512() {
             // SAFETY: the features were just detected.
-            return unsafe { x86::run_avx512::<W>(key, j0, a, b, first, out) };
+            return unsafe { x86::run_avx512::<W>(key, j0, pair, first, out) };
         }
         if features::avx2() {
             // SAFETY: the feature was just detected.
-            return unsafe { x86::run_avx2::<W>(key, j0, a, b, first, out) };
+            return unsafe { x86::run_avx2::<W>(key, j0, pair, first, out) };
         }
     }
-    run::<W, Lanes>(
-        key,
-        j0,
-        (a, b),
-        first,
-        out,
-        scan::mask_best::<W>,
-        |positions, mask, at| positions.push(mask, at),
-    )
+    portable::<W>(key, j0, pair, first, out)
+}
+
+/// Without any feature that has to be asked for.
+fn portable<W: Word>(
+    key: MixKey,
+    j0: u64,
+    pair: (&[u8], &[u8]),
+    first: u32,
+    out: &mut Vec<u32>,
+) -> Digest {
+    let push = |positions: &mut Positions<'_>, mask, at| positions.push(mask, at);
+    run::<W, Lanes>(key, j0, pair, first, out, scan::mask_best::<W>, push)
 }
 
 /// The digest of a block of `base`, as [`digest::block`]; appends the element numbers at which `new` differs
@@ -187,14 +158,14 @@ pub fn differing<W: Word>(
         return digest::block(key, base, block);
     }
     if let (Some(a), Some(b)) = (base.contiguous(block), new.contiguous(block)) {
-        return dispatch::<W>(key, first, a, b, 0, out);
+        return dispatch::<W>(key, first, (a, b), 0, out);
     }
     let cols = (block.bytes / W::WIDTH) as u32;
     let mut sum = Digest::default();
     for row in 0..block.rows {
-        let (a, b) = (base.row(block, row), new.row(block, row));
+        let pair = (base.row(block, row), new.row(block, row));
         let j0 = first + row as u64 * per_row;
-        sum = sum.plus(dispatch::<W>(key, j0, a, b, row as u32 * cols, out));
+        sum = sum.plus(dispatch::<W>(key, j0, pair, row as u32 * cols, out));
     }
     sum
 }
@@ -241,12 +212,12 @@ mod tests {
                 #[cfg(target_arch = "x86_64")]
                 if features::avx2() {
                     // SAFETY: the feature was just detected.
-                    twin(&|out| unsafe { x86::run_avx2::<W>(KEY, j0, x, y, 0, out) });
+                    twin(&|out| unsafe { x86::run_avx2::<W>(KEY, j0, (x, y), 0, out) });
                 }
                 #[cfg(target_arch = "x86_64")]
                 if features::avx512() {
                     // SAFETY: the features were just detected.
-                    twin(&|out| unsafe { x86::run_avx512::<W>(KEY, j0, x, y, 0, out) });
+                    twin(&|out| unsafe { x86::run_avx512::<W>(KEY, j0, (x, y), 0, out) });
                 }
             }
         }

@@ -136,6 +136,14 @@ impl Blocks {
         }
     }
 
+    /// Adds the next word by itself; true where the block is done, and to be closed.
+    #[inline(always)]
+    fn add_one(&mut self, word: u64) -> bool {
+        self.rest += weighted(self.at % BLOCK, word);
+        self.at += 1;
+        self.at == BLOCK
+    }
+
     /// Begins the next block; the weighted words of the last one that are not in `rest` sum to `sum`.
     #[inline(always)]
     fn close(&mut self, sum: u128) {
@@ -167,14 +175,25 @@ impl Lanes {
         for (word, element) in words.iter_mut().zip(elements.chunks_exact(W::WIDTH)) {
             *word = W::read(element).to_u64();
         }
-        for (part, sums) in self.sums.iter_mut().enumerate() {
-            let (low, high) = (&PARTS[0][part][at..at + 8], &PARTS[1][part][at..at + 8]);
-            for lane in 0..8 {
-                let halves = [words[lane] & 0xffff_ffff, words[lane] >> 32];
-                sums[lane] += halves[0] * u64::from(low[lane]);
-                sums[lane] += halves[1] * u64::from(high[lane]);
-            }
+        let [mut low, mut high] = self.sums;
+        let parts = PARTS.each_ref().map(|half| {
+            half.each_ref().map(|part| {
+                let mut eight = [0u64; 8];
+                for (to, from) in eight.iter_mut().zip(&part[at..at + 8]) {
+                    *to = u64::from(*from);
+                }
+                eight
+            })
+        });
+        for lane in 0..8 {
+            let halves = [words[lane] & 0xffff_ffff, words[lane] >> 32];
+            low[lane] += halves[0] * parts[0][0][lane] + halves[1] * parts[1][0][lane];
         }
+        for lane in 0..8 {
+            let halves = [words[lane] & 0xffff_ffff, words[lane] >> 32];
+            high[lane] += halves[0] * parts[0][1][lane] + halves[1] * parts[1][1][lane];
+        }
+        self.sums = [low, high];
         self.blocks.at += 8;
         if self.blocks.at == BLOCK {
             self.close();
@@ -185,9 +204,7 @@ impl Lanes {
     #[inline(always)]
     fn add_few<W: Word>(&mut self, elements: &[u8]) {
         for element in elements.chunks_exact(W::WIDTH) {
-            self.blocks.rest += weighted(self.blocks.at % BLOCK, W::read(element).to_u64());
-            self.blocks.at += 1;
-            if self.blocks.at == BLOCK {
+            if self.blocks.add_one(W::read(element).to_u64()) {
                 self.close();
             }
         }

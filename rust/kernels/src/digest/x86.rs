@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::constants::{BLOCK, HALVES};
-use super::{weighted, Blocks, Digest, MixKey, WordSum};
+use super::{Blocks, Digest, MixKey, WordSum};
 
 macro_rules! compiled_for {
     ($name:ident, $features:literal) => {
@@ -96,10 +96,7 @@ impl WordSum for Ifma {
     #[inline(always)]
     fn add_some(&mut self, words: &[u8]) {
         for word in words.chunks_exact(8) {
-            let word = <u64 as crate::Word>::read(word);
-            self.blocks.rest += weighted(self.blocks.at % BLOCK, word);
-            self.blocks.at += 1;
-            if self.blocks.at == BLOCK {
+            if self.blocks.add_one(<u64 as crate::Word>::read(word)) {
                 self.close();
             }
         }
