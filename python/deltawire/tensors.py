@@ -423,18 +423,19 @@ def shared_memory(views: Mapping[str, TensorView]) -> list[int | None]:
     """
     aliases: list[int | None] = [None] * len(views)
     names, matrices = list(views), list(views.values())
-    order = sorted(range(len(names)), key=lambda i: _span(matrices[i].data))
+    spans = [_span(view.data) for view in matrices]
+    order = sorted(range(len(names)), key=spans.__getitem__)
     active: list[int] = []
     for i in order:
         view = matrices[i]
-        start, end = _span(view.data)
+        start, end = spans[i]
         if start == end:
             continue
-        active = [j for j in active if _span(matrices[j].data)[1] > start]
+        active = [j for j in active if spans[j][1] > start]
         for j in active:
             other = matrices[j]
             same = (
-                _span(other.data) == (start, end)
+                spans[j] == spans[i]
                 and (other.dtype, other.shape, other.corner)
                 == (view.dtype, view.shape, view.corner)
                 and (view.data.shape[0] == 1 or other.data.strides == view.data.strides)

@@ -11,6 +11,9 @@ use crate::shard::check_matrix;
 use crate::table::Tensor;
 use crate::with_word;
 
+/// Changes that are looked at together.
+const BATCH: usize = 32;
+
 /// What a chunk finds in its tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TileCheck {
@@ -151,22 +154,29 @@ fn look<T: Word>(
     old.clear();
     let mut listed = scratch.places(tensor)?;
     if let (Places::Listed(positions, values), false) = (&listed, digested) {
-        // Only what changes is looked at, while its share of the digest is summed.
         new.reserve(positions.len());
         old.reserve(positions.len());
+        // Only what changes is looked at. Summing it hides the wait for the next batch.
         let elements = Elements::of::<T>(matrix, block);
-        let change = digest::change_of(key, matrix, block, positions, |i| {
-            let from = elements.read_ahead(positions, i);
-            let to = values.resolve(i, from, order);
-            old.push(from);
-            new.push(to);
-            (from, to)
-        });
-        let located = Ok(());
+        let mut changes = digest::Changes::<T>::of(key, matrix, block);
+        for &position in positions.iter().take(BATCH) {
+            elements.ask::<T>(position);
+        }
+        for batch in positions.chunks(BATCH) {
+            let begun = old.len();
+            elements.read_all(batch, old);
+            values.resolve_all(begun, &old[begun..], order, new);
+            let next = positions.get(begun + BATCH..).unwrap_or_default();
+            changes.add(batch, &old[begun..], &new[begun..], |i| {
+                if let Some(&position) = next.get(i) {
+                    elements.ask::<T>(position);
+                }
+            });
+        }
         return Ok(Seen {
             now,
-            change,
-            located,
+            change: changes.digest(),
+            located: Ok(()),
         });
     }
     // A few rows at a time, so that all but the digest finds their memory in the cache.

@@ -311,17 +311,31 @@ impl<'a> Elements<'a> {
         W::read(&bytes[at..])
     }
 
-    /// Element number `i` of those at `positions`; asks for a later one's memory.
+    /// Asks for the element's memory, which makes a later [`Elements::read`] faster. A position outside is
+    /// harmless where the block lies in one piece.
     ///
     /// # Panics
-    /// Where the position lies outside.
+    /// Where the position lies outside of a block that does not.
     #[inline(always)]
-    pub fn read_ahead<W: Word>(&self, positions: &[u32], i: usize) -> W {
-        if let Some(&later) = positions.get(i + AHEAD) {
-            let (bytes, at) = self.place::<W>(later);
-            prefetch(bytes.as_ptr().wrapping_add(at));
+    pub fn ask<W: Word>(&self, position: u32) {
+        let (bytes, at) = self.place::<W>(position);
+        prefetch(bytes.as_ptr().wrapping_add(at));
+    }
+
+    /// Appends the elements at `positions`.
+    ///
+    /// # Panics
+    /// Where a position lies outside.
+    #[inline(always)]
+    pub fn read_all<W: Word>(&self, positions: &[u32], out: &mut Vec<W>) {
+        match self.bytes {
+            Some(bytes) => out.extend(
+                positions
+                    .iter()
+                    .map(|&p| W::read(&bytes[p as usize * W::WIDTH..])),
+            ),
+            None => out.extend(positions.iter().map(|&p| self.read::<W>(p))),
         }
-        self.read(positions[i])
     }
 }
 
@@ -331,7 +345,12 @@ impl<'a> Elements<'a> {
 /// Where the block or a position lies outside.
 pub fn gather<W: Word>(matrix: &Matrix<'_>, block: &Block, positions: &[u32], out: &mut Vec<W>) {
     let elements = Elements::of::<W>(matrix, block);
-    out.extend((0..positions.len()).map(|i| elements.read_ahead::<W>(positions, i)));
+    out.extend(positions.iter().enumerate().map(|(i, &position)| {
+        if let Some(&later) = positions.get(i + AHEAD) {
+            elements.ask::<W>(later);
+        }
+        elements.read::<W>(position)
+    }));
 }
 
 #[cfg(test)]

@@ -241,7 +241,7 @@ pub fn decode(
             }
         }
         PositionCodec::Rice => {
-            if decode_gaps(stream, count, elements, |p| out.push(p))? != stream.len() {
+            if rice::decode_positions(stream, count, elements, out)? != stream.len() {
                 return Err(wrong("do not end with the stream"));
             }
         }
@@ -251,29 +251,6 @@ pub fn decode(
         return Err(wrong("are not as many as stated"));
     }
     Ok(())
-}
-
-/// Ascending numbers below `elements` from a Rice stream of their gaps; returns its length.
-pub(super) fn decode_gaps(
-    stream: &[u8],
-    count: usize,
-    elements: u32,
-    mut push: impl FnMut(u32),
-) -> Result<usize> {
-    // Every number takes at least one bit.
-    if count > stream.len().saturating_mul(8) {
-        return Err(Error::corrupt("a Rice stream is cut short"));
-    }
-    let mut next = 0u64;
-    rice::decode(stream, count, Escapes::Never, |_, gap| {
-        let position = next.saturating_add(gap.unwrap_or(u64::MAX));
-        if position >= u64::from(elements) {
-            return Err(Error::corrupt("rice positions leave the tile [F14]"));
-        }
-        push(position as u32);
-        next = position + 1;
-        Ok(())
-    })
 }
 
 #[cfg(test)]

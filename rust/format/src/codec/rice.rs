@@ -136,6 +136,83 @@ pub fn encode(
     }
 }
 
+fn short() -> Error {
+    Error::corrupt("a Rice stream is cut short")
+}
+
+/// The parameter, the low bits and all that follows them, of a stream of `n` numbers.
+fn parts(input: &[u8], n: usize, most: u8) -> Result<(u32, &[u8], &[u8])> {
+    let (&k, rest) = input.split_first().ok_or_else(short)?;
+    if k > most {
+        let message = format!("Rice parameter {k} is above {most} [F16]");
+        return Err(Error::corrupt(message));
+    }
+    let low_bits = n.checked_mul(k.into()).ok_or_else(short)?;
+    let low_bytes = low_bits.div_ceil(8);
+    if low_bytes > rest.len() {
+        return Err(short());
+    }
+    let (low, unary) = rest.split_at(low_bytes);
+    if !zero_from(low, low_bits) {
+        let message = "padding behind the low bits is not zero [F2]";
+        return Err(Error::corrupt(message));
+    }
+    Ok((u32::from(k), low, unary))
+}
+
+/// Bytes of a unary part of so many bits.
+fn unary_len(unary: &[u8], bits: usize) -> Result<usize> {
+    let bytes = bits.div_ceil(8);
+    if zero_from(&unary[..bytes], bits) {
+        return Ok(bytes);
+    }
+    let message = "padding behind the unary part is not zero [F2]";
+    Err(Error::corrupt(message))
+}
+
+/// Appends ascending numbers below `end` from the stream of their `n` gaps at the front of `input`, without
+/// escapes, and returns how many bytes it took. After an error, what was appended is worth nothing.
+pub fn decode_positions(input: &[u8], n: usize, end: u32, out: &mut Vec<u32>) -> Result<usize> {
+    let (k, low, unary) = parts(input, n, 24)?;
+    // Every number takes at least one bit.
+    if n > unary.len().saturating_mul(8) {
+        return Err(short());
+    }
+    let begun = out.len();
+    out.resize(begun + n, 0);
+    let mut left = &mut out[begun..];
+    let (mut seen, mut bits, mut lows, mut last) = (0usize, 0usize, 0u64, None);
+    for byte in (0..unary.len()).step_by(8) {
+        let mut word = word_at(unary, byte);
+        let count = left.len().min(word.count_ones() as usize);
+        let (here, later) = left.split_at_mut(count);
+        for place in here {
+            let bit = 8 * byte + word.trailing_zeros() as usize;
+            word &= word - 1;
+            let at = seen * k as usize;
+            let number = (word_at(low, at / 8) >> (at % 8)) & ((1 << k) - 1);
+            // The quotients so far add up to the zeros so far; `lows` has a one for each position before.
+            let position = ((bit - seen) as u64) << k;
+            let position = position + lows + number;
+            *place = position as u32;
+            (seen, bits, last) = (seen + 1, bit + 1, Some(position));
+            lows += number + 1;
+        }
+        left = later;
+        if left.is_empty() {
+            break;
+        }
+    }
+    if !left.is_empty() {
+        return Err(short());
+    }
+    // They ascend, so the last one speaks for all.
+    if last.is_some_and(|last| last >= u64::from(end)) {
+        return Err(Error::corrupt("rice positions leave the tile [F14]"));
+    }
+    Ok(1 + low.len() + unary_len(unary, bits)?)
+}
+
 /// Reads a stream of `n` numbers from the front of `input` and returns how many bytes it took.
 ///
 /// `emit` gets the numbers in order, except that with escapes an escaped one comes as
@@ -146,29 +223,11 @@ pub fn decode(
     escapes: Escapes,
     mut emit: impl FnMut(usize, Option<u64>) -> Result<()>,
 ) -> Result<usize> {
-    let short = || Error::corrupt("a Rice stream is cut short");
-    let (&k, rest) = input.split_first().ok_or_else(short)?;
     let most = match escapes {
         Escapes::Never => 24,
         Escapes::Width(_) => 63,
     };
-    if k > most {
-        return Err(Error::corrupt(format!(
-            "Rice parameter {k} is above {most} [F16]"
-        )));
-    }
-    let k = u32::from(k);
-    let low_bits = n.checked_mul(k as usize).ok_or_else(short)?;
-    let low_bytes = low_bits.div_ceil(8);
-    if low_bytes > rest.len() {
-        return Err(short());
-    }
-    let (low, unary) = rest.split_at(low_bytes);
-    if !zero_from(low, low_bits) {
-        return Err(Error::corrupt(
-            "padding behind the low bits is not zero [F2]",
-        ));
-    }
+    let (k, low, unary) = parts(input, n, most)?;
     let mut apart = 0usize;
     let mut seen = 0usize;
     let mut next = 0usize; // first bit that belongs to the next number
@@ -205,13 +264,7 @@ pub fn decode(
         }
         byte += 8;
     }
-    let unary_bytes = next.div_ceil(8);
-    if !zero_from(&unary[..unary_bytes], next) {
-        return Err(Error::corrupt(
-            "padding behind the unary part is not zero [F2]",
-        ));
-    }
-    let used = 1 + low_bytes + unary_bytes;
+    let used = 1 + low.len() + unary_len(unary, next)?;
     let Escapes::Width(width) = escapes else {
         return Ok(used);
     };
@@ -282,6 +335,26 @@ mod tests {
         }
     }
 
+    /// `decode_positions` does what `decode` and adding up the gaps would.
+    fn twin_of_positions(stream: &[u8], n: usize, end: u32) {
+        let (mut expected, mut next) = (vec![7], 0u64);
+        let used = decode(stream, n, Escapes::Never, |_, gap| {
+            let position = next + gap.unwrap();
+            if position >= u64::from(end) {
+                return Err(Error::corrupt("rice positions leave the tile [F14]"));
+            }
+            expected.push(position as u32);
+            next = position + 1;
+            Ok(())
+        });
+        let mut got = vec![7];
+        match (used, decode_positions(stream, n, end, &mut got)) {
+            (Ok(used), Ok(len)) => assert_eq!((used, expected), (len, got)),
+            (Err(_), Err(_)) => {}
+            (a, b) => panic!("{a:?} is not {b:?}"),
+        }
+    }
+
     proptest! {
         #[test]
         fn positions_by_their_gaps(
@@ -293,6 +366,32 @@ mod tests {
             positions.sort_unstable();
             let gaps = super::super::positions::gaps(&positions);
             prop_assert_eq!(choose_for_positions(&positions), choose(gaps, Escapes::Never));
+        }
+
+        #[test]
+        fn positions_by_the_stream_of_their_gaps(
+            gaps in prop::collection::vec((0u64..1 << 22, 0u32..22), 0..200), k in 0u32..25,
+            behind in prop::collection::vec(any::<u8>(), 0..20), end in 0u32..1 << 26,
+        ) {
+            let gaps: Vec<u64> = gaps.into_iter().map(|(gap, shift)| gap >> shift >> (24 - k)).collect();
+            let mut stream = vec![];
+            encode(gaps.iter().copied(), k, Escapes::Never, &mut stream);
+            let used = stream.len();
+            stream.extend(behind);
+            twin_of_positions(&stream, gaps.len(), 1 << 30);
+            twin_of_positions(&stream, gaps.len(), end);
+            for cut in 0..used.min(40) {
+                twin_of_positions(&stream[..cut], gaps.len(), 1 << 30);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_an_error_or_positions(
+            k in 0u8..27, bytes in prop::collection::vec(any::<u8>(), 0..100), n in 0usize..200,
+            end in 0u32..1 << 26,
+        ) {
+            let stream: Vec<u8> = std::iter::once(k).chain(bytes).collect();
+            twin_of_positions(&stream, n, end);
         }
 
         #[test]

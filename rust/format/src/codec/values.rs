@@ -3,7 +3,7 @@
 use deltawire_kernels::ordered::{advance, advance_all, step, Order};
 use deltawire_kernels::Word;
 
-use super::positions::{decode_gaps, gaps};
+use super::positions::gaps;
 use super::rice::{self, Escapes};
 use super::stage::{compress, decompress};
 use crate::bits::{put_varint, take_varint, zero_from};
@@ -284,7 +284,17 @@ fn decode_steps<W: Word>(
     let positive = |i: usize| signs[i / 8] >> (i % 8) & 1 == 1;
     let minus_one = W::default().wrapping_sub(W::from_u64(1));
     let one = W::from_u64(1);
-    out.extend((0..count).map(|i| if positive(i) { one } else { minus_one }));
+    let step = |byte: u8, bit: usize| if byte >> bit & 1 == 1 { one } else { minus_one };
+    out.resize(count, one);
+    let mut eights = out.chunks_exact_mut(8);
+    for (eight, &byte) in eights.by_ref().zip(signs) {
+        for (bit, out) in eight.iter_mut().enumerate() {
+            *out = step(byte, bit);
+        }
+    }
+    for (bit, out) in eights.into_remainder().iter_mut().enumerate() {
+        *out = step(signs[count / 8], bit);
+    }
     let exceptions = take_varint(&mut rest)?;
     if exceptions > count as u64 {
         return Err(wrong("have more exceptions than changes"));
@@ -297,7 +307,7 @@ fn decode_steps<W: Word>(
         }
         let (ranks, magnitudes) = rest.split_at(length as usize);
         at.clear();
-        if decode_gaps(ranks, exceptions, count as u32, |p| at.push(p))? != ranks.len() {
+        if rice::decode_positions(ranks, exceptions, count as u32, at)? != ranks.len() {
             return Err(wrong("have exceptions of another length than stated"));
         }
         let most = W::SIGN.to_u64();

@@ -1,6 +1,8 @@
 //! What changes do to a digest, in O(changes).
 
-use super::constants::{BLOCK, HALVES, P};
+use std::marker::PhantomData;
+
+use super::constants::{reduced, BLOCK, HALVES, P};
 use super::{words_per_row, Digest, MixKey};
 use crate::block::{Block, Divider};
 use crate::matrix::Matrix;
@@ -13,11 +15,12 @@ const NEAR: usize = 64;
 /// position comes once, so sums do not overflow.
 trait Sums {
     fn add(&mut self, block: u64, weighted: i128);
-    fn finish(self, key: MixKey) -> Digest;
+    fn finish(self) -> Digest;
 }
 
 /// Sums of blocks that lie together, for changes in any order.
 struct Near {
+    key: MixKey,
     first: u64,
     sums: [i128; NEAR],
 }
@@ -28,11 +31,11 @@ impl Sums for Near {
         self.sums[(block - self.first) as usize % NEAR] += weighted;
     }
 
-    fn finish(self, key: MixKey) -> Digest {
+    fn finish(self) -> Digest {
         let sums = self.sums.into_iter().zip(self.first..);
         let filled = sums.filter(|(sum, _)| *sum != 0);
         filled.fold(Digest::default(), |total, (sum, block)| {
-            total.plus(digest(key, block, sum))
+            total.plus(digest(self.key, block, sum))
         })
     }
 }
@@ -43,21 +46,49 @@ struct Running {
     key: MixKey,
     block: u64,
     sum: i128,
-    total: Digest,
+    /// Sums of the lanes of blocks before, which are below 2^61 each.
+    total: [u128; 2],
+}
+
+impl Running {
+    fn new(key: MixKey, block: u64) -> Self {
+        Self {
+            key,
+            block,
+            sum: 0,
+            total: [0; 2],
+        }
+    }
+
+    #[inline(always)]
+    fn close(&mut self) {
+        let done = closed(self.key, self.block, self.sum);
+        for (total, lane) in self.total.iter_mut().zip(done.lanes) {
+            *total += u128::from(lane);
+        }
+    }
+}
+
+/// [`digest`] apart, so that a loop over changes stays small.
+#[inline(never)]
+fn closed(key: MixKey, block: u64, sum: i128) -> Digest {
+    digest(key, block, sum)
 }
 
 impl Sums for Running {
     #[inline(always)]
     fn add(&mut self, block: u64, weighted: i128) {
         if block != self.block {
-            self.total = self.total.plus(digest(self.key, self.block, self.sum));
+            self.close();
             (self.block, self.sum) = (block, 0);
         }
         self.sum += weighted;
     }
 
-    fn finish(self, key: MixKey) -> Digest {
-        self.total.plus(digest(key, self.block, self.sum))
+    fn finish(mut self) -> Digest {
+        self.close();
+        let [a, b] = self.total.map(reduced);
+        Digest::new(a, b)
     }
 }
 
@@ -91,13 +122,16 @@ impl Layout {
         }
     }
 
-    /// Index of an element's word, and the byte within it.
+    /// Index of an element's word, and the byte within it, where words are numbered as they lie.
+    #[inline(always)]
+    fn dense_place<W: Word>(&self, position: u32) -> (u64, usize) {
+        let byte = u64::from(position) * W::WIDTH as u64;
+        (self.first + byte / 8, (byte % 8) as usize)
+    }
+
+    /// The same anywhere.
     #[inline(always)]
     fn place<W: Word>(&self, position: u32) -> (u64, usize) {
-        if self.dense {
-            let byte = u64::from(position) * W::WIDTH as u64;
-            return (self.first + byte / 8, (byte % 8) as usize);
-        }
         let row = self.divider.divide(position) as usize;
         let byte = (position as usize - row * self.cols) * W::WIDTH;
         let word = self.first + row as u64 * self.per_row + (byte / 8) as u64;
@@ -120,52 +154,71 @@ pub fn change<W: Word>(
     old: &[W],
     new: &[W],
 ) -> Digest {
-    assert!(positions.len() == old.len() && old.len() == new.len());
-    change_of(key, matrix, block, positions, |i| (old[i], new[i]))
-}
-
-/// [`change`], with `pair(i)` giving what element `positions[i]` is now and what it becomes; called in order.
-/// So elements may be read from memory meanwhile, which hides the wait for it.
-#[inline(always)]
-pub fn change_of<W: Word>(
-    key: MixKey,
-    matrix: &Matrix<'_>,
-    block: &Block,
-    positions: &[u32],
-    pair: impl FnMut(usize) -> (W, W),
-) -> Digest {
     let layout = Layout::new::<W>(matrix, block);
     let first = layout.first / BLOCK as u64;
     let words = (block.rows as u64).saturating_sub(1) * layout.per_row + words_per_row(block.bytes);
     if (layout.first + words) / BLOCK as u64 - first < NEAR as u64 {
-        let near = Near {
+        let mut near = Near {
+            key,
             first,
             sums: [0; NEAR],
         };
-        return sum(key, &layout, positions, pair, near);
+        add_all(&layout, positions, old, new, |_| (), &mut near);
+        return near.finish();
     }
-    let running = Running {
-        key,
-        block: first,
-        sum: 0,
-        total: Digest::default(),
-    };
-    sum(key, &layout, positions, pair, running)
+    let mut running = Running::new(key, first);
+    add_all(&layout, positions, old, new, |_| (), &mut running);
+    running.finish()
+}
+
+/// [`change`] of positions that come in batches.
+pub struct Changes<W> {
+    layout: Layout,
+    sums: Running,
+    word: PhantomData<W>,
+}
+
+impl<W: Word> Changes<W> {
+    /// No change of `block`.
+    pub fn of(key: MixKey, matrix: &Matrix<'_>, block: &Block) -> Self {
+        let layout = Layout::new::<W>(matrix, block);
+        let sums = Running::new(key, layout.first / BLOCK as u64);
+        Self {
+            layout,
+            sums,
+            word: PhantomData,
+        }
+    }
+
+    /// Adds changes. `meanwhile(i)` is called for each, and may ask for memory that is needed later.
+    ///
+    /// # Panics
+    /// Where positions and elements are not equally many.
+    #[inline(always)]
+    pub fn add(&mut self, positions: &[u32], old: &[W], new: &[W], meanwhile: impl FnMut(usize)) {
+        add_all(&self.layout, positions, old, new, meanwhile, &mut self.sums);
+    }
+
+    /// What all of them change.
+    pub fn digest(self) -> Digest {
+        self.sums.finish()
+    }
 }
 
 #[inline(always)]
-fn sum<W: Word, S: Sums>(
-    key: MixKey,
+fn add_all<W: Word, S: Sums>(
     layout: &Layout,
     positions: &[u32],
-    mut pair: impl FnMut(usize) -> (W, W),
-    mut sums: S,
-) -> Digest {
+    old: &[W],
+    new: &[W],
+    mut meanwhile: impl FnMut(usize),
+    sums: &mut S,
+) {
+    assert!(positions.len() == old.len() && old.len() == new.len());
     let half = |word: u64, half: usize| (word >> (32 * half) & 0xffff_ffff) as i64;
-    for (i, &position) in positions.iter().enumerate() {
-        let (old, new) = pair(i);
+    let mut one = |i: usize, old: W, new: W, (word, byte): (u64, usize)| {
+        meanwhile(i);
         let (old, new) = (old.to_u64(), new.to_u64());
-        let (word, byte) = layout.place::<W>(position);
         let at = word as usize % BLOCK;
         // Both fit in 64 bits with their sign.
         let weighted = |which: usize, difference: i64| {
@@ -179,8 +232,18 @@ fn sum<W: Word, S: Sums>(
             weighted(byte / 4 % 2, difference)
         };
         sums.add(word / BLOCK as u64, weighted);
+    };
+    let elements = positions.iter().zip(old.iter().zip(new)).enumerate();
+    // One loop for each, so that it holds nothing but what is needed.
+    if layout.dense {
+        for (i, (&position, (&old, &new))) in elements {
+            one(i, old, new, layout.dense_place::<W>(position));
+        }
+    } else {
+        for (i, (&position, (&old, &new))) in elements {
+            one(i, old, new, layout.place::<W>(position));
+        }
     }
-    sums.finish(key)
 }
 
 #[cfg(test)]
@@ -233,6 +296,13 @@ mod tests {
             change::<W>(KEY, &a, part, &positions, &before, &after),
             expected
         );
+        let mut batches = Changes::<W>::of(KEY, &a, part);
+        let mut called = 0;
+        for (i, here) in positions.chunks(7).enumerate() {
+            let range = 7 * i..7 * i + here.len();
+            batches.add(here, &before[range.clone()], &after[range], |_| called += 1);
+        }
+        assert_eq!((batches.digest(), called), (expected, positions.len()));
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use crate::features;
 use crate::matrix::Matrix;
 use crate::Word;
 
-pub use change::{change, change_of};
+pub use change::{change, Changes};
 use constants::{factor, reduced, BLOCK, HALVES, LOW, P, PARTS};
 
 /// Bytes that memory is asked for before it is used.
