@@ -32,20 +32,20 @@ class Contender:
         published: a layout of others, in numpy; not one of deltawire's profiles.
         nbytes: size of the whole file.
         operations: "encode N", "decode N" and, for deltawire, "apply N" with N threads.
-        commits: seconds of each commit with one thread so far; empty for the others, whose whole
-            apply is the pause.
+        commits: by number of threads, seconds of each commit so far; empty for the others, whose
+            whole apply is the pause.
     """
 
     codec: str
     published: bool
     nbytes: int
     operations: list[Operation]
-    commits: list[float]
+    commits: dict[int, list[float]]
 
     @property
-    def commit_seconds(self) -> float | None:
-        """Median pause, in seconds."""
-        return median(self.commits) if self.commits else None
+    def pauses(self) -> dict[str, float]:
+        """Median pause by number of threads, in seconds."""
+        return {str(threads): median(seconds) for threads, seconds in self.commits.items()}
 
 
 class Target:
@@ -79,7 +79,7 @@ def profile(data: DataSet, target: Target, name: Profile) -> Contender:
     # A publisher knows the state of the head, as nobody else has written it.
     state = dw.diff(data.base, data.new, buffer, profile=name).base_state
     delta = buffer.getvalue()
-    commits: list[float] = []
+    commits: dict[int, list[float]] = {n: [] for n in THREADS}
 
     def encode(threads: int) -> None:
         dw.diff(
@@ -92,8 +92,7 @@ def profile(data: DataSet, target: Target, name: Profile) -> Contender:
 
     def apply(threads: int) -> None:
         done = dw.apply(delta, target.tensors, threads=threads)
-        if threads == 1:
-            commits.append(done.commit_seconds)
+        commits[threads].append(done.commit_seconds)
 
     operations = []
     for n in THREADS:
@@ -124,7 +123,7 @@ def competitor(data: DataSet, target: Target, codec: Codec) -> Contender:
                 f"decode {n}", partial(codec.decode, delta, held, n), target.reset, check, SLOW
             ),
         ]
-    return Contender(codec.name, True, len(delta), operations, [])
+    return Contender(codec.name, True, len(delta), operations, {})
 
 
 def contenders(data: DataSet) -> list[Contender]:

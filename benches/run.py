@@ -73,7 +73,7 @@ def measure(data: DataSet, rounds: int) -> Iterator[Row]:
                 "bits_per_change": 8 * contender.nbytes / stats.changed,
                 "floors": asdict(floors),
                 "seconds": {operation.name: operation.median for operation in timed},
-                "commit_seconds": contender.commit_seconds,
+                "pauses": contender.pauses,
                 "peak_bytes": peaks(base, new, contender.codec),
             }
 

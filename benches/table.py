@@ -65,7 +65,7 @@ HEADINGS = (
     "bits/change",
     "of floor",
     *(f"{what} {n}t" for what in ("encode", "decode+apply", "proven apply") for n in THREADS),
-    "commit pause",
+    *(f"commit pause {n}t" for n in THREADS),
     "peak MiB enc/app",
 )
 
@@ -81,7 +81,10 @@ def cells(row: Row) -> list[str]:
         ratio = seconds[f"memcpy {threads}"] / taken
         return f"{row['dense_bytes'] / taken / 1e9:.2f} ({ratio:.2f})"
 
-    pause = row["commit_seconds"]
+    def pause(threads: int) -> str:
+        taken = row["pauses"].get(str(threads))
+        return "-" if taken is None else f"{taken / seconds['memcpy 1']:.2f}"
+
     peaks = row["peak_bytes"]
     return [
         row["data"],
@@ -91,7 +94,7 @@ def cells(row: Row) -> list[str]:
         f"{row['bits_per_change']:.2f}",
         f"{row['bits_per_change'] / row['floors']['exponent']:.3f}",
         *(speed(what, n) for what in ("encode", "decode", "apply") for n in THREADS),
-        "-" if pause is None else f"{pause / seconds['memcpy 1']:.2f}",
+        *(pause(n) for n in THREADS),
         f"{peaks['encode'] / 2**20:.0f}/{peaks['apply'] / 2**20:.0f}",
     ]
 
@@ -120,8 +123,8 @@ LEGEND = (
     "state digests; it knows what the base's must be, as a publisher does. Decode+apply is "
     "`base_state=`: checksums, decoding, the proof of what changes, the scatter; the base was "
     "proven by the apply before. Proven apply digests the whole state instead. Commit pause is in "
-    "copies of the model; the rest of an apply may run while the engine serves. Lines without it "
-    "are published layouts in numpy, which check nothing."
+    "copies of the model by one thread; the rest of an apply may run while the engine serves. "
+    "Lines without it are published layouts in numpy, which check nothing."
 )
 
 
