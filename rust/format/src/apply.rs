@@ -136,8 +136,8 @@ pub fn plan_with<R: ReadAt>(
     pool: &rayon::ThreadPool,
     mut progress: impl FnMut(u64) -> Result<()>,
 ) -> Result<Plan> {
-    if let Some(proof) = vouched(delta, &held) {
-        match examine(delta, held, false, Some(proof), keep, pool, &mut progress) {
+    if let Some(states) = vouched(delta, &held) {
+        match examine(delta, held, false, Some(states), keep, pool, &mut progress) {
             // It is not what the caller took it for. All of it tells what it is.
             Err(error) if matches!(error.kind, Kind::WrongBase | Kind::Corrupt) => {
                 return examine(delta, held, true, None, keep, pool, &mut progress);
@@ -149,15 +149,12 @@ pub fn plan_with<R: ReadAt>(
 }
 
 /// The states that what changes has to lead from and to, where the base is vouched for and that is enough.
-fn vouched<R>(delta: &Delta<R>, held: &Held<'_>) -> Option<Proof> {
+fn vouched<R>(delta: &Delta<R>, held: &Held<'_>) -> Option<[Digest; 2]> {
     let whole = held.target.iter().all(is_whole) && held.replaced.is_empty();
     let (base, result) = (delta.index.base_state?, delta.index.result_state?);
     // Numbers that are not reduced are no state; the full proof refuses them.
     let sound = base.plus(result.minus(base)) == result;
-    (held.trusted && whole && sound).then_some(Proof {
-        base_state: Some(base),
-        result_state: result,
-    })
+    (held.trusted && whole && sound).then_some([base, result])
 }
 
 /// [`plan_with`]; with `vouched` states tiles are taken to hold the base.
@@ -165,7 +162,7 @@ fn examine<R: ReadAt>(
     delta: &Delta<R>,
     held: Held<'_>,
     full: bool,
-    vouched: Option<Proof>,
+    vouched: Option<[Digest; 2]>,
     keep: usize,
     pool: &rayon::ThreadPool,
     progress: &mut impl FnMut(u64) -> Result<()>,
@@ -274,14 +271,16 @@ fn examine<R: ReadAt>(
         }
     }
     let sum = |all: &[Digest]| all.iter().fold(Digest::default(), |a, d| a.plus(*d));
-    if let Some(proof) = vouched {
-        let base = proof.base_state.unwrap_or_default();
-        if base.plus(sum(&own)) != proof.result_state {
+    if let Some([base, result]) = vouched {
+        if base.plus(sum(&own)) != result {
             let message = "the delta would not lead from its base state to its result";
             return Err(Error::new(Kind::WrongBase, message));
         }
-        plan.sums = Some([base, proof.result_state]);
-        plan.proof = vouched;
+        plan.sums = vouched;
+        plan.proof = Some(Proof {
+            base_state: Some(base),
+            result_state: result,
+        });
     }
     if full {
         for (t, tensor) in tensors.iter().enumerate().filter(|(t, _)| whole[*t]) {

@@ -5,6 +5,7 @@ use deltawire_kernels::scan::{self, Elements};
 use deltawire_kernels::{digest, Block, Digest, Matrix, Word};
 
 use crate::chunk::{Chunk, Places, Scratch};
+use crate::codec::Values;
 use crate::error::{Error, Kind, Result};
 use crate::scratch::{Reusable, KEPT_BYTES};
 use crate::shard::check_matrix;
@@ -154,28 +155,9 @@ fn look<T: Word>(
     old.clear();
     let mut listed = scratch.places(tensor)?;
     if let (Places::Listed(positions, values), false) = (&listed, digested) {
-        new.reserve(positions.len());
-        old.reserve(positions.len());
-        // Only what changes is looked at. Summing it hides the wait for the next batch.
-        let elements = Elements::of::<T>(matrix, block);
-        let mut changes = digest::Changes::<T>::of(key, matrix, block);
-        for &position in positions.iter().take(BATCH) {
-            elements.ask::<T>(position);
-        }
-        for batch in positions.chunks(BATCH) {
-            let begun = old.len();
-            elements.read_all(batch, old);
-            values.resolve_all(begun, &old[begun..], order, new);
-            let next = positions.get(begun + BATCH..).unwrap_or_default();
-            changes.add(batch, &old[begun..], &new[begun..], |i| {
-                if let Some(&position) = next.get(i) {
-                    elements.ask::<T>(position);
-                }
-            });
-        }
         return Ok(Seen {
             now,
-            change: changes.digest(),
+            change: look_here_and_there(tensor, (matrix, block), (positions, values), old, new),
             located: Ok(()),
         });
     }
@@ -218,6 +200,36 @@ fn look<T: Word>(
         change,
         located,
     })
+}
+
+/// [`look`] at nothing but what changes; the sum of the changes.
+fn look_here_and_there<T: Word>(
+    tensor: &Tensor,
+    (matrix, block): (&Matrix<'_>, &Block),
+    (positions, values): (&[u32], &Values<T>),
+    old: &mut Vec<T>,
+    new: &mut Vec<T>,
+) -> Digest {
+    new.reserve(positions.len());
+    old.reserve(positions.len());
+    let elements = Elements::of::<T>(matrix, block);
+    let mut changes = digest::Changes::<T>::of(tensor.key(), matrix, block);
+    for &position in positions.iter().take(BATCH) {
+        elements.ask::<T>(position);
+    }
+    // Summing a batch hides the wait for the next one.
+    for batch in positions.chunks(BATCH) {
+        let begun = old.len();
+        elements.read_all(batch, old);
+        values.resolve_all(begun, &old[begun..], tensor.order(), new);
+        let next = positions.get(begun + BATCH..).unwrap_or_default();
+        changes.add(batch, &old[begun..], &new[begun..], |i| {
+            if let Some(&position) = next.get(i) {
+                elements.ask::<T>(position);
+            }
+        });
+    }
+    changes.digest()
 }
 
 /// Positions of a chunk as element numbers of its whole tensor, ascending within the tile.

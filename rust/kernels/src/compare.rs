@@ -63,8 +63,8 @@ fn run<W: Word, S: WordSum>(
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{run, Digest, Lanes, MixKey, Positions, Word};
-    use crate::digest::x86::Ifma;
+    use super::{run, Digest, MixKey, Positions, Word};
+    use crate::digest::x86::{Avx2, Ifma};
     use crate::scan::x86::{mask_avx2, mask_avx512};
 
     macro_rules! compiled_for {
@@ -94,11 +94,11 @@ mod x86 {
     compiled_for!(
         run_avx512,
         "avx512f,avx512dq,avx512vl,avx512bw,bmi1,bmi2,popcnt",
-        Lanes,
+        Avx2,
         mask_avx512,
         push
     );
-    compiled_for!(run_avx2, "avx2,bmi1,bmi2,popcnt", Lanes, mask_avx2, push);
+    compiled_for!(run_avx2, "avx2,bmi1,bmi2,popcnt", Avx2, mask_avx2, push);
 }
 
 fn dispatch<W: Word>(
@@ -123,17 +123,6 @@ fn dispatch<W: Word>(
             return unsafe { x86::run_avx2::<W>(key, j0, pair, first, out) };
         }
     }
-    portable::<W>(key, j0, pair, first, out)
-}
-
-/// Without any feature that has to be asked for.
-fn portable<W: Word>(
-    key: MixKey,
-    j0: u64,
-    pair: (&[u8], &[u8]),
-    first: u32,
-    out: &mut Vec<u32>,
-) -> Digest {
     let push = |positions: &mut Positions<'_>, mask, at| positions.push(mask, at);
     run::<W, Lanes>(key, j0, pair, first, out, scan::mask_best::<W>, push)
 }

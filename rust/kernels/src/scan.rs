@@ -328,14 +328,7 @@ impl<'a> Elements<'a> {
     /// Where a position lies outside.
     #[inline(always)]
     pub fn read_all<W: Word>(&self, positions: &[u32], out: &mut Vec<W>) {
-        match self.bytes {
-            Some(bytes) => out.extend(
-                positions
-                    .iter()
-                    .map(|&p| W::read(&bytes[p as usize * W::WIDTH..])),
-            ),
-            None => out.extend(positions.iter().map(|&p| self.read::<W>(p))),
-        }
+        out.extend(positions.iter().map(|&p| self.read::<W>(p)));
     }
 }
 

@@ -213,21 +213,18 @@ pub fn decode_positions(input: &[u8], n: usize, end: u32, out: &mut Vec<u32>) ->
     Ok(1 + low.len() + unary_len(unary, bits)?)
 }
 
-/// Reads a stream of `n` numbers from the front of `input` and returns how many bytes it took.
+/// Reads a stream of `n` numbers with escapes of `width` bytes from the front of `input` and returns how many
+/// bytes it took.
 ///
-/// `emit` gets the numbers in order, except that with escapes an escaped one comes as
-/// `(index, None)` first and again with its value when the stream's end is read.
+/// `emit` gets the numbers in order, except that an escaped one comes as `(index, None)` first and again
+/// with its value when the stream's end is read.
 pub fn decode(
     input: &[u8],
     n: usize,
-    escapes: Escapes,
+    width: usize,
     mut emit: impl FnMut(usize, Option<u64>) -> Result<()>,
 ) -> Result<usize> {
-    let most = match escapes {
-        Escapes::Never => 24,
-        Escapes::Width(_) => 63,
-    };
-    let (k, low, unary) = parts(input, n, most)?;
+    let (k, low, unary) = parts(input, n, 63)?;
     let mut apart = 0usize;
     let mut seen = 0usize;
     let mut next = 0usize; // first bit that belongs to the next number
@@ -243,31 +240,23 @@ pub fn decode(
             let q = (bit - next) as u64;
             next = bit + 1;
             let low = bits_at(low, seen * k as usize, k);
-            match escapes {
-                Escapes::Width(_) if q >= ESCAPE => {
-                    if q > ESCAPE || low != 0 {
-                        return Err(Error::corrupt(
-                            "an escape is not in its one form [F2] [F17]",
-                        ));
-                    }
-                    apart += 1;
-                    emit(seen, None)?;
+            if q >= ESCAPE {
+                if q > ESCAPE || low != 0 {
+                    let message = "an escape is not in its one form [F2] [F17]";
+                    return Err(Error::corrupt(message));
                 }
-                _ => {
-                    if q.leading_zeros() < k {
-                        return Err(Error::corrupt("a number exceeds 64 bits"));
-                    }
-                    emit(seen, Some(q << k | low))?;
-                }
+                apart += 1;
+                emit(seen, None)?;
+            } else if q.leading_zeros() < k {
+                return Err(Error::corrupt("a number exceeds 64 bits"));
+            } else {
+                emit(seen, Some(q << k | low))?;
             }
             seen += 1;
         }
         byte += 8;
     }
     let used = 1 + low.len() + unary_len(unary, next)?;
-    let Escapes::Width(width) = escapes else {
-        return Ok(used);
-    };
     if apart == 0 {
         return Ok(used);
     }
@@ -320,9 +309,24 @@ mod tests {
         let mut out = vec![];
         encode(numbers.iter().copied(), k, escapes, &mut out);
         assert_eq!(out.len() as u64, bytes, "the cost is exact");
+        let Escapes::Width(width) = escapes else {
+            for end in 0..out.len() {
+                assert_eq!(
+                    naive(&out[..end], numbers.len()),
+                    None,
+                    "a cut at {end} is seen"
+                );
+            }
+            out.extend_from_slice(&[0xff; 3]);
+            assert_eq!(
+                naive(&out, numbers.len()),
+                Some((numbers.to_vec(), bytes as usize))
+            );
+            return;
+        };
         let mut got = vec![None; numbers.len()];
         out.extend_from_slice(&[0xff; 3]);
-        let used = decode(&out, numbers.len(), escapes, |i, v| {
+        let used = decode(&out, numbers.len(), width, |i, v| {
             got[i] = v;
             Ok(())
         })
@@ -330,29 +334,59 @@ mod tests {
         assert_eq!(used as u64, bytes);
         assert!(got.iter().zip(numbers).all(|(g, n)| *g == Some(*n)));
         for end in 0..used {
-            let r = decode(&out[..end], numbers.len(), escapes, |_, _| Ok(()));
+            let r = decode(&out[..end], numbers.len(), width, |_, _| Ok(()));
             assert!(r.is_err(), "a cut at {end} of {used} is seen");
         }
     }
 
-    /// `decode_positions` does what `decode` and adding up the gaps would.
-    fn twin_of_positions(stream: &[u8], n: usize, end: u32) {
-        let (mut expected, mut next) = (vec![7], 0u64);
-        let used = decode(stream, n, Escapes::Never, |_, gap| {
-            let position = next + gap.unwrap();
-            if position >= u64::from(end) {
-                return Err(Error::corrupt("rice positions leave the tile [F14]"));
+    /// Numbers of a stream without escapes, bit by bit, and its length.
+    fn naive(stream: &[u8], n: usize) -> Option<(Vec<u64>, usize)> {
+        let (&k, rest) = stream.split_first()?;
+        let mut bits = rest
+            .iter()
+            .flat_map(|byte| (0..8).map(move |i| u64::from(byte >> i & 1)));
+        let mut taken = 0;
+        let mut bit = || {
+            taken += 1;
+            bits.next()
+        };
+        let mut numbers = vec![0; n];
+        for number in &mut numbers {
+            for i in 0..k {
+                *number |= bit()? << i.min(63);
             }
-            expected.push(position as u32);
-            next = position + 1;
-            Ok(())
+        }
+        for _ in n * usize::from(k)..(n * usize::from(k)).next_multiple_of(8) {
+            (bit()? == 0).then_some(())?;
+        }
+        for number in &mut numbers {
+            while bit()? == 0 {
+                *number += 1 << k.min(63);
+            }
+        }
+        while taken % 8 != 0 {
+            taken += 1;
+            (bits.next()? == 0).then_some(())?;
+        }
+        (k <= 24).then_some((numbers, 1 + taken / 8))
+    }
+
+    /// `decode_positions` does what reading bit by bit and adding up the gaps would.
+    fn twin_of_positions(stream: &[u8], n: usize, end: u32) {
+        let expected = naive(stream, n).and_then(|(gaps, used)| {
+            let mut next = 0;
+            let mut positions = vec![7];
+            for gap in gaps {
+                let position = next + gap;
+                (position < u64::from(end)).then_some(())?;
+                positions.push(position as u32);
+                next = position + 1;
+            }
+            Some((positions, used))
         });
         let mut got = vec![7];
-        match (used, decode_positions(stream, n, end, &mut got)) {
-            (Ok(used), Ok(len)) => assert_eq!((used, expected), (len, got)),
-            (Err(_), Err(_)) => {}
-            (a, b) => panic!("{a:?} is not {b:?}"),
-        }
+        let used = decode_positions(stream, n, end, &mut got);
+        assert_eq!(used.ok().map(|used| (got, used)), expected);
     }
 
     proptest! {
@@ -408,11 +442,10 @@ mod tests {
 
         #[test]
         fn any_bytes_are_an_error_or_numbers(
-            bytes in prop::collection::vec(any::<u8>(), 0..100), n in 0usize..200, wide in any::<bool>(),
+            bytes in prop::collection::vec(any::<u8>(), 0..100), n in 0usize..200, width in 1usize..=8,
         ) {
-            let escapes = if wide { Escapes::Width(4) } else { Escapes::Never };
             let mut count = 0;
-            if decode(&bytes, n, escapes, |i, v| { assert!(i < n); count += usize::from(v.is_some()); Ok(()) }).is_ok() {
+            if decode(&bytes, n, width, |i, v| { assert!(i < n); count += usize::from(v.is_some()); Ok(()) }).is_ok() {
                 prop_assert_eq!(count, n);
             }
         }

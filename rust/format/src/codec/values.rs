@@ -311,27 +311,22 @@ fn decode_steps<W: Word>(
             return Err(wrong("have exceptions of another length than stated"));
         }
         let most = W::SIGN.to_u64();
-        let used = rice::decode(
-            magnitudes,
-            exceptions,
-            Escapes::Width(W::WIDTH),
-            |i, excess| {
-                let Some(excess) = excess else { return Ok(()) };
-                let index = at[i] as usize;
-                // The one magnitude 2^(w-1) is that of the lowest step, which is negative.
-                let limit = if positive(index) { most - 1 } else { most };
-                if excess > limit.saturating_sub(2) || limit < 2 {
-                    return Err(wrong("leave the element's range"));
-                }
-                let magnitude = W::from_u64(excess + 2);
-                out[index] = if positive(index) {
-                    magnitude
-                } else {
-                    W::default().wrapping_sub(magnitude)
-                };
-                Ok(())
-            },
-        )?;
+        let used = rice::decode(magnitudes, exceptions, W::WIDTH, |i, excess| {
+            let Some(excess) = excess else { return Ok(()) };
+            let index = at[i] as usize;
+            // The one magnitude 2^(w-1) is that of the lowest step, which is negative.
+            let limit = if positive(index) { most - 1 } else { most };
+            if excess > limit.saturating_sub(2) || limit < 2 {
+                return Err(wrong("leave the element's range"));
+            }
+            let magnitude = W::from_u64(excess + 2);
+            out[index] = if positive(index) {
+                magnitude
+            } else {
+                W::default().wrapping_sub(magnitude)
+            };
+            Ok(())
+        })?;
         rest = &magnitudes[used..];
     }
     if rest.is_empty() {

@@ -102,15 +102,52 @@ pub fn mix(key: MixKey, j: u64, word: u64) -> Digest {
 }
 
 /// Sums over consecutive words.
-pub(crate) trait WordSum {
+pub(crate) trait WordSum: Sized {
     /// Begins at the word with index `j0`.
     fn new(key: MixKey, j0: u64) -> Self;
+    /// How far it has come.
+    fn blocks(&mut self) -> &mut Blocks;
+    /// Adds the next eight words, 64 bytes, which lie in one block; what they sum to is kept back.
+    fn keep(&mut self, words: &[u8]);
+    /// What was kept back since.
+    fn kept(&mut self) -> u128;
+
     /// Adds the next eight words, 64 bytes.
-    fn add(&mut self, words: &[u8]);
+    #[inline(always)]
+    fn add(&mut self, words: &[u8]) {
+        if self.blocks().at > BLOCK - 8 {
+            return self.add_some(words);
+        }
+        self.keep(words);
+        self.blocks().at += 8;
+        if self.blocks().at == BLOCK {
+            self.close();
+        }
+    }
+
     /// Adds up to eight.
-    fn add_some(&mut self, words: &[u8]);
+    #[inline(always)]
+    fn add_some(&mut self, words: &[u8]) {
+        for word in words.chunks_exact(8) {
+            if self.blocks().add_one(u64::read(word)) {
+                self.close();
+            }
+        }
+    }
+
+    /// Ends a block.
+    #[inline(always)]
+    fn close(&mut self) {
+        let sum = self.kept();
+        self.blocks().close(sum);
+    }
+
     /// The sums.
-    fn sum(self) -> Digest;
+    #[inline(always)]
+    fn sum(mut self) -> Digest {
+        self.close();
+        self.blocks().total
+    }
 }
 
 /// How far a sum has come in its blocks, and those that are done.
@@ -155,69 +192,21 @@ impl Blocks {
     }
 }
 
-/// Sums over consecutive elements, eight at a time: loops for the compiler to vectorise.
+/// Sums without any feature that has to be asked for.
 pub(crate) struct Lanes {
     blocks: Blocks,
-    /// Products with the low and the high parts of the constants. Of a block of 256 words, eight in a lane
-    /// each, no more than 32 are added up: 2^5 * 2 * 2^32 * 2^26 fit.
-    sums: [[u64; 8]; 2],
+    sums: Parts,
 }
 
-impl Lanes {
-    /// Adds the next eight elements, each zero-extended to a word.
-    #[inline(always)]
-    fn add_elements<W: Word>(&mut self, elements: &[u8]) {
-        let at = self.blocks.at;
-        if at > BLOCK - 8 || elements.len() < 8 * W::WIDTH {
-            return self.add_few::<W>(elements);
-        }
-        let mut words = [0u64; 8];
-        for (word, element) in words.iter_mut().zip(elements.chunks_exact(W::WIDTH)) {
-            *word = W::read(element).to_u64();
-        }
-        let [mut low, mut high] = self.sums;
-        let parts = PARTS.each_ref().map(|half| {
-            half.each_ref().map(|part| {
-                let mut eight = [0u64; 8];
-                for (to, from) in eight.iter_mut().zip(&part[at..at + 8]) {
-                    *to = u64::from(*from);
-                }
-                eight
-            })
-        });
-        for lane in 0..8 {
-            let halves = [words[lane] & 0xffff_ffff, words[lane] >> 32];
-            low[lane] += halves[0] * parts[0][0][lane] + halves[1] * parts[1][0][lane];
-        }
-        for lane in 0..8 {
-            let halves = [words[lane] & 0xffff_ffff, words[lane] >> 32];
-            high[lane] += halves[0] * parts[0][1][lane] + halves[1] * parts[1][1][lane];
-        }
-        self.sums = [low, high];
-        self.blocks.at += 8;
-        if self.blocks.at == BLOCK {
-            self.close();
-        }
-    }
+/// Products with the low and the high parts of the constants. Of a block of 256 words, eight in a lane each,
+/// no more than 32 are added up: 2^5 * 2 * (2^32 - 1) * (2^26 - 1) fit.
+type Parts = [[u64; 8]; 2];
 
-    /// Adds elements one by one.
-    #[inline(always)]
-    fn add_few<W: Word>(&mut self, elements: &[u8]) {
-        for element in elements.chunks_exact(W::WIDTH) {
-            if self.blocks.add_one(W::read(element).to_u64()) {
-                self.close();
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn close(&mut self) {
-        let [low, high] = self
-            .sums
-            .map(|sums| sums.iter().map(|&x| u128::from(x)).sum::<u128>());
-        self.sums = [[0; 8]; 2];
-        self.blocks.close(low + (high << LOW));
-    }
+/// What products with the parts of the constants sum to.
+#[inline(always)]
+fn joined(sums: Parts) -> u128 {
+    let [low, high] = sums.map(|sums| sums.iter().map(|&x| u128::from(x)).sum::<u128>());
+    low + (high << LOW)
 }
 
 impl WordSum for Lanes {
@@ -230,68 +219,74 @@ impl WordSum for Lanes {
     }
 
     #[inline(always)]
-    fn add(&mut self, words: &[u8]) {
-        self.add_elements::<u64>(words);
+    fn blocks(&mut self) -> &mut Blocks {
+        &mut self.blocks
     }
 
     #[inline(always)]
-    fn add_some(&mut self, words: &[u8]) {
-        self.add_few::<u64>(words);
+    fn keep(&mut self, words: &[u8]) {
+        let at = self.blocks.at;
+        for (part, sums) in self.sums.iter_mut().enumerate() {
+            let (low, high) = (&PARTS[0][part][at..at + 8], &PARTS[1][part][at..at + 8]);
+            for (lane, word) in words.chunks_exact(8).enumerate() {
+                let word = u64::read(word);
+                sums[lane] += (word & 0xffff_ffff) * u64::from(low[lane]);
+                sums[lane] += (word >> 32) * u64::from(high[lane]);
+            }
+        }
     }
 
     #[inline(always)]
-    fn sum(mut self) -> Digest {
-        self.close();
-        self.blocks.total
+    fn kept(&mut self) -> u128 {
+        joined(std::mem::take(&mut self.sums))
     }
 }
 
 /// Sum over consecutive elements of `bytes`, zero-extended to words, from index `j0` on.
 #[inline(always)]
-fn sum_run<W: Word>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
-    let mut lanes = Lanes::new(key, j0);
+fn sum_run<W: Word, S: WordSum>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
+    let mut sum = S::new(key, j0);
     let groups = bytes.chunks_exact(8 * W::WIDTH);
     let rest = groups.remainder();
     for group in groups {
         prefetch(group.as_ptr().wrapping_add(AHEAD));
-        lanes.add_elements::<W>(group);
+        if W::WIDTH == 8 {
+            sum.add(group);
+        } else {
+            sum.add(&widened::<W>(group));
+        }
     }
-    lanes.add_few::<W>(rest);
-    lanes.sum()
+    let count = rest.len() / W::WIDTH;
+    sum.add_some(&widened::<W>(rest)[..8 * count]);
+    sum.sum()
 }
 
-/// Sum over consecutive words.
-#[cfg(target_arch = "x86_64")]
+/// Up to eight elements, zero-extended to words.
 #[inline(always)]
-fn sum_words<S: WordSum>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
-    let mut sum = S::new(key, j0);
-    let groups = bytes.chunks_exact(64);
-    let rest = groups.remainder();
-    for group in groups {
-        prefetch(group.as_ptr().wrapping_add(AHEAD));
-        sum.add(group);
+fn widened<W: Word>(elements: &[u8]) -> [u8; 64] {
+    let mut words = [0; 64];
+    for (word, element) in words
+        .chunks_exact_mut(8)
+        .zip(elements.chunks_exact(W::WIDTH))
+    {
+        word.copy_from_slice(&W::read(element).to_u64().to_le_bytes());
     }
-    sum.add_some(rest);
-    sum.sum()
+    words
 }
 
 fn sum_dispatch<W: Word>(key: MixKey, j0: u64, bytes: &[u8]) -> Digest {
     #[cfg(target_arch = "x86_64")]
     {
-        if W::WIDTH == 8 && features::ifma() {
+        if features::ifma() {
             // SAFETY: the features were just detected.
-            return unsafe { x86::sum_words_ifma(key, j0, bytes) };
-        }
-        if features::avx512() {
-            // SAFETY: the features were just detected.
-            return unsafe { x86::avx512::sum_run::<W>(key, j0, bytes) };
+            return unsafe { x86::sum_run_ifma::<W>(key, j0, bytes) };
         }
         if features::avx2() {
             // SAFETY: the feature was just detected.
-            return unsafe { x86::avx2::sum_run::<W>(key, j0, bytes) };
+            return unsafe { x86::sum_run_avx2::<W>(key, j0, bytes) };
         }
     }
-    sum_run::<W>(key, j0, bytes)
+    sum_run::<W, Lanes>(key, j0, bytes)
 }
 
 /// Words of a row of `row_bytes` bytes.
@@ -396,7 +391,7 @@ mod tests {
             let bytes = vec![0xff; 8 * 1100];
             let words: Vec<Digest> = (0..1100).map(|i| mix(KEY, j0 + i, u64::MAX)).collect();
             let expected = words.into_iter().fold(Digest::default(), Digest::plus);
-            assert_eq!(sum_run::<u64>(KEY, j0, &bytes), expected);
+            assert_eq!(sum_run::<u64, Lanes>(KEY, j0, &bytes), expected);
             assert_eq!(sum_dispatch::<u64>(KEY, j0, &bytes), expected);
         }
     }
@@ -432,18 +427,19 @@ mod tests {
             let one_by_one = (words.chunks_exact(8).enumerate())
                 .map(|(i, w)| mix(KEY, j0 + i as u64, partial(w)))
                 .fold(Digest::default(), Digest::plus);
-            prop_assert_eq!(sum_run::<u64>(KEY, j0, words), one_by_one);
+            prop_assert_eq!(sum_run::<u64, Lanes>(KEY, j0, words), one_by_one);
             prop_assert_eq!(sum_dispatch::<u64>(KEY, j0, words), one_by_one);
-            prop_assert_eq!(sum_dispatch::<u8>(KEY, j0, &bytes), sum_run::<u8>(KEY, j0, &bytes));
+            prop_assert_eq!(sum_dispatch::<u8>(KEY, j0, &bytes), sum_run::<u8, Lanes>(KEY, j0, &bytes));
+            let bytes_one_by_one = (bytes.iter().enumerate())
+                .map(|(i, &byte)| mix(KEY, j0 + i as u64, byte.into()))
+                .fold(Digest::default(), Digest::plus);
+            prop_assert_eq!(sum_run::<u8, Lanes>(KEY, j0, &bytes), bytes_one_by_one);
             #[cfg(target_arch = "x86_64")]
             if features::avx2() {
                 // SAFETY: the feature was just detected.
-                prop_assert_eq!(unsafe { x86::avx2::sum_run::<u64>(KEY, j0, words) }, one_by_one);
-            }
-            #[cfg(target_arch = "x86_64")]
-            if features::avx512() {
-                // SAFETY: the features were just detected.
-                prop_assert_eq!(unsafe { x86::avx512::sum_run::<u64>(KEY, j0, words) }, one_by_one);
+                prop_assert_eq!(unsafe { x86::sum_run_avx2::<u64>(KEY, j0, words) }, one_by_one);
+                // SAFETY: as before.
+                prop_assert_eq!(unsafe { x86::sum_run_avx2::<u8>(KEY, j0, &bytes) }, bytes_one_by_one);
             }
         }
     }
